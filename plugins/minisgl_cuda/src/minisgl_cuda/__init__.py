@@ -1,0 +1,1 @@
+"""minisgl-cuda: what every NVIDIA backend of minisgl needs."""

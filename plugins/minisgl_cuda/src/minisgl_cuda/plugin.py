@@ -1,0 +1,162 @@
+"""What minisgl-cuda offers: plain records, nothing heavy is imported here.
+
+This release holds the specs and not yet the kernels. Every spec therefore also requires the module of its own factory:
+as long as that module is not shipped, resolving refuses the backend and says so.
+"""
+
+from __future__ import annotations
+
+from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf, PluginInfo, hookimpl
+
+__all__ = ["MINISGL_PLUGIN"]
+
+MINISGL_PLUGIN = PluginInfo(
+    name="cuda",
+    api={"attention": ">=1,<2", "graph": ">=1,<2", "kv": ">=1,<2", "linear": ">=1,<2", "ops": ">=1,<2"},
+)
+
+_SM = (80, 121)
+_HALF = ("bfloat16", "float16")
+_FLOATS = ("bfloat16", "float16", "float32")
+_KV_CAPS = Caps(
+    devices=("cuda",),
+    sm=_SM,
+    dtypes=_FLOATS,
+    kv_dtypes=_FLOATS,
+    head_dims=ANY,
+    gqa_ratios=ANY,
+    page_sizes=ANY,
+    kv_layouts=("NHD",),
+    phases=("prefill", "decode"),
+    graph="always",
+)
+
+
+@hookimpl
+def minisgl_graph_runners() -> list[BackendSpec]:
+    """CUDA graphs of whole decode steps."""
+    return [
+        BackendSpec(
+            role="graph",
+            name="cuda",
+            factory="minisgl_cuda.graph:CudaGraphRunner",
+            requires=("import:minisgl_cuda.graph",),
+            caps=(
+                Caps(devices=("cuda",), sm=_SM, dtypes=_FLOATS, kv_dtypes=_FLOATS, phases=("decode",), graph="decode"),
+            ),
+            tier=10,
+            summary="CUDA graph runner",
+        )
+    ]
+
+
+@hookimpl
+def minisgl_kv_kernels() -> list[BackendSpec]:
+    """Row scatter and gather: CUDA C++ where a compiler is at hand, else Triton."""
+    return [
+        BackendSpec(
+            role="kv",
+            name="cuda",
+            variant="cpp",
+            factory="minisgl_cuda.kv_cpp:CudaKVKernels",
+            requires=("import:minisgl_cuda.kv_cpp", "exec:nvcc"),
+            caps=(_KV_CAPS,),
+            tier=10,
+            summary="KV store and gather in CUDA C++",
+        ),
+        BackendSpec(
+            role="kv",
+            name="cuda",
+            variant="triton",
+            factory="minisgl_cuda.kv_triton:TritonKVKernels",
+            requires=("import:minisgl_cuda.kv_triton", "import:triton"),
+            caps=(_KV_CAPS,),
+            tier=11,
+            summary="KV store and gather in Triton",
+        ),
+    ]
+
+
+@hookimpl
+def minisgl_attention_backends() -> list[BackendSpec]:
+    """Split-KV decode attention that needs no host plan."""
+    return [
+        BackendSpec(
+            role="attention",
+            name="cuda_decode",
+            factory="minisgl_cuda.attention:CudaDecodeAttention",
+            requires=("import:minisgl_cuda.attention",),
+            caps=(
+                Caps(
+                    devices=("cuda",),
+                    sm=_SM,
+                    dtypes=_HALF,
+                    kv_dtypes=_HALF,
+                    head_dims=OneOf(64, 128),
+                    gqa_ratios=OneOf(1, 2, 3, 4, 5, 6, 7, 8),
+                    page_sizes=ANY,
+                    kv_layouts=("NHD",),
+                    phases=("decode",),
+                    graph="decode",
+                ),
+            ),
+            tier=30,
+            summary="planless split-KV decode attention",
+        )
+    ]
+
+
+@hookimpl
+def minisgl_layer_ops() -> list[BackendSpec]:
+    """The operations between the matrix products, fused."""
+    return [
+        BackendSpec(
+            role="ops",
+            name="cuda",
+            factory="minisgl_cuda.ops:CudaOps",
+            requires=("import:minisgl_cuda.ops",),
+            caps=(
+                Caps(
+                    devices=("cuda",),
+                    sm=_SM,
+                    dtypes=_FLOATS,
+                    kv_dtypes=_FLOATS,
+                    head_dims=ANY,
+                    gqa_ratios=ANY,
+                    page_sizes=ANY,
+                    kv_layouts=("NHD",),
+                    phases=("prefill", "decode"),
+                    graph="always",
+                    ops=("rms_norm", "add_rms_norm", "qk_norm_rope_store", "act_and_mul", "sample"),
+                    per_row_seed=True,
+                ),
+            ),
+            tier=10,
+            summary="fused norms, rotary embedding, activation and sampling",
+        )
+    ]
+
+
+@hookimpl
+def minisgl_linears() -> list[BackendSpec]:
+    """Matrix products of few rows, where the memory bandwidth decides."""
+    return [
+        BackendSpec(
+            role="linear",
+            name="skinny",
+            factory="minisgl_cuda.linear:SkinnyLinear",
+            requires=("import:minisgl_cuda.linear",),
+            caps=(
+                Caps(
+                    devices=("cuda",),
+                    sm=_SM,
+                    dtypes=_HALF,
+                    phases=("prefill", "decode"),
+                    graph="always",
+                    formats=("dense",),
+                ),
+            ),
+            tier=10,
+            summary="matrix products of up to 16 rows",
+        )
+    ]

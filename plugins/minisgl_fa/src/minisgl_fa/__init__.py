@@ -1,0 +1,1 @@
+"""minisgl-fa: FlashAttention 3, 4 and 2 for minisgl."""

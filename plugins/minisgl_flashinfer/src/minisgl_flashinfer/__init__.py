@@ -1,0 +1,1 @@
+"""minisgl-flashinfer: FlashInfer attention and sampling for minisgl."""

@@ -1,0 +1,72 @@
+"""What minisgl-flashinfer offers: plain records, nothing heavy is imported here.
+
+This release holds the specs and not yet the code that calls FlashInfer. Every spec therefore also requires the module
+of its own factory: as long as that module is not shipped, resolving refuses the backend and says so.
+"""
+
+from __future__ import annotations
+
+from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf, PluginInfo, hookimpl
+
+__all__ = ["MINISGL_PLUGIN"]
+
+MINISGL_PLUGIN = PluginInfo(name="flashinfer", api={"attention": ">=1,<2", "ops": ">=1,<2"})
+
+_SM = (80, 121)
+_HALF = ("bfloat16", "float16")
+
+
+@hookimpl
+def minisgl_attention_backends() -> list[BackendSpec]:
+    """Plan once per batch on the host, run once per layer."""
+    return [
+        BackendSpec(
+            role="attention",
+            name="flashinfer",
+            factory="minisgl_flashinfer.attention:FlashInferAttention",
+            requires=("import:minisgl_flashinfer.attention", "import:flashinfer"),
+            caps=(
+                Caps(
+                    devices=("cuda",),
+                    sm=_SM,
+                    dtypes=_HALF,
+                    kv_dtypes=_HALF,
+                    head_dims=OneOf(64, 128, 256),
+                    gqa_ratios=ANY,
+                    page_sizes=ANY,
+                    kv_layouts=("NHD", "HND"),
+                    phases=("prefill", "decode"),
+                    graph="decode",
+                    features=frozenset({"window", "softcap"}),
+                    host_plan=("prefill", "decode"),
+                ),
+            ),
+            tier=20,
+            summary="FlashInfer paged attention",
+        )
+    ]
+
+
+@hookimpl
+def minisgl_layer_ops() -> list[BackendSpec]:
+    """Sampling. FlashInfer accepts a seed per row but uses the first row's for all: ``per_row_seed`` stays False."""
+    return [
+        BackendSpec(
+            role="ops",
+            name="flashinfer",
+            factory="minisgl_flashinfer.sampling:FlashInferSampling",
+            requires=("import:minisgl_flashinfer.sampling", "import:flashinfer"),
+            caps=(
+                Caps(
+                    devices=("cuda",),
+                    sm=_SM,
+                    dtypes=(*_HALF, "float32"),
+                    phases=("prefill", "decode"),
+                    graph="always",
+                    ops=("sample",),
+                ),
+            ),
+            tier=20,
+            summary="FlashInfer sampling",
+        )
+    ]

@@ -1,0 +1,1 @@
+"""minisgl-moe: fused mixture-of-experts execution for minisgl."""

@@ -1,0 +1,57 @@
+"""What minisgl-moe offers: plain records, nothing heavy is imported here.
+
+This release holds the specs and not yet the kernels. Every spec therefore also requires the module of its own factory:
+as long as that module is not shipped, resolving refuses the backend and says so.
+"""
+
+from __future__ import annotations
+
+from minisgl_core.plugin_api import BackendSpec, Caps, PluginInfo, hookimpl
+
+__all__ = ["MINISGL_PLUGIN"]
+
+MINISGL_PLUGIN = PluginInfo(name="moe", api={"moe": ">=1,<2", "ops": ">=1,<2"})
+
+_SM = (80, 121)
+_HALF = ("bfloat16", "float16")
+
+
+@hookimpl
+def minisgl_moe_executors() -> list[BackendSpec]:
+    """Grouped matrix products over the tokens of each expert."""
+    return [
+        BackendSpec(
+            role="moe",
+            name="fused",
+            factory="minisgl_moe.executor:FusedMoE",
+            requires=("import:minisgl_moe.executor", "import:triton"),
+            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_HALF, phases=("prefill", "decode"), graph="always"),),
+            tier=10,
+            summary="expert alignment and grouped matrix products in Triton",
+        )
+    ]
+
+
+@hookimpl
+def minisgl_layer_ops() -> list[BackendSpec]:
+    """Routing: softmax, top-k and renormalisation in one kernel."""
+    return [
+        BackendSpec(
+            role="ops",
+            name="fused_route",
+            factory="minisgl_moe.routing:FusedRouting",
+            requires=("import:minisgl_moe.routing", "import:triton"),
+            caps=(
+                Caps(
+                    devices=("cuda",),
+                    sm=_SM,
+                    dtypes=(*_HALF, "float32"),
+                    phases=("prefill", "decode"),
+                    graph="always",
+                    ops=("route",),
+                ),
+            ),
+            tier=10,
+            summary="top-k routing in Triton",
+        )
+    ]
