@@ -1,0 +1,122 @@
+"""Role ``comm`` over torch.distributed: gloo between CPU ranks, NCCL between GPUs.
+
+Process groups are built directly, without torch's global default group, so that several engines can live in one process.
+The collectives are torch.library operations: graph recorders see them like any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+
+from minisgl_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import CommSetup
+
+__all__ = ["TorchDistCommunicator"]
+
+_DIGEST_BYTES = 128
+_handles = itertools.count()
+_live: WeakValueDictionary[int, TorchDistCommunicator] = WeakValueDictionary()
+"""Operations can only carry plain numbers, so each communicator has one; entries vanish with their owner."""
+
+_library = torch.library.Library("minisgl_dist", "DEF")
+_library.define("all_reduce_(Tensor(a!) x, int handle) -> ()")
+_library.define("all_gather(Tensor x, int handle) -> Tensor")
+
+
+def _all_reduce(x: torch.Tensor, handle: int) -> None:
+    _live[handle].group.allreduce([x]).wait()
+
+
+def _all_gather(x: torch.Tensor, handle: int) -> torch.Tensor:
+    comm = _live[handle]
+    parts = [torch.empty_like(x) for _ in range(comm.size)]
+    comm.group.allgather([parts], [x.contiguous()]).wait()
+    return torch.cat(parts, dim=-1)
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("all_reduce_", _all_reduce, _key)
+    _library.impl("all_gather", _all_gather, _key)
+
+
+class TorchDistCommunicator:
+    """One process group per engine; free of charge with a single rank."""
+
+    def __init__(self, setup: CommSetup, options: Any = None) -> None:
+        self.rank, self.size = setup.rank, setup.size
+        self.group: Any = None
+        self._device = setup.device
+        self._handle = next(_handles)
+        _live[self._handle] = self
+        if self.size > 1:
+            self._connect(setup)
+
+    def _connect(self, setup: CommSetup) -> None:
+        address = urlsplit(setup.init_method)
+        if not address.hostname or not address.port:
+            raise EngineError(
+                f"`init_method` is {setup.init_method!r}",
+                field="init_method",
+                value=setup.init_method,
+                remedy="give tcp://HOST:PORT",
+            )
+        timeout = timedelta(seconds=setup.timeout_s)
+        try:
+            store = dist.TCPStore(address.hostname, address.port, self.size, self.rank == 0, timeout)
+            named = dist.PrefixStore("minisgl", store)
+            if self._device.type == "cuda":
+                self.group = dist.ProcessGroupNCCL(named, self.rank, self.size, timeout)  # type: ignore[attr-defined]
+            else:
+                gloo = dist.ProcessGroupGloo
+                settings = gloo._Options()
+                settings._timeout = timeout
+                settings._devices = [gloo.create_device(hostname=address.hostname)]
+                self.group = gloo(named, self.rank, self.size, settings)
+            self.barrier()
+        except (RuntimeError, dist.DistError) as error:
+            raise EngineError(
+                f"rank {self.rank} of {self.size} could not reach the others at {setup.init_method}: {error}",
+                field="distributed_port",
+                value=setup.init_method,
+                remedy="check that every rank was started with the same port and that the port is free",
+            ) from error
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if self.size > 1:
+            torch.ops.minisgl_dist.all_reduce_(x, self._handle)
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.minisgl_dist.all_gather(x, self._handle) if self.size > 1 else x
+
+    def check_equal(self, what: str, digest: str) -> None:
+        if self.size == 1:
+            return
+        raw = digest.encode()[:_DIGEST_BYTES].ljust(_DIGEST_BYTES, b"\0")
+        mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8)[None].to(self._device, torch.int32)
+        rows = self.all_gather(mine).reshape(self.size, _DIGEST_BYTES).cpu()
+        texts = [bytes(row.to(torch.uint8).tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
+        if len(set(texts)) > 1:
+            listing = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+            raise EngineError(
+                f"the ranks disagree about the {what}: {listing}",
+                field=what,
+                value=digest,
+                remedy="start every rank with the same config, versions and plugins",
+            )
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            self.group.allreduce([torch.zeros(1, device=self._device)]).wait()
+
+    def close(self) -> None:
+        self.group = None

@@ -1,0 +1,48 @@
+"""The two ends of loading: a source of named tensors, and slots in a model that receive slices of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["WeightSlot", "WeightSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlot:
+    """This rank's part of one checkpoint tensor, and the storage that receives it.
+
+    A tensor may feed several slots (fused experts are two slices of one tensor); a storage may be fed by several
+    tensors (q, k and v rows of a merged projection).
+    """
+
+    name: str
+    """Name in the checkpoint."""
+    shape: tuple[int, ...]
+    """Shape of the whole tensor in the checkpoint."""
+    index: tuple[slice, ...]
+    """Which part of it this rank wants."""
+    target: torch.Tensor
+    """A view into this rank's storage, of the shape that ``index`` selects; may differ in dtype (copying converts)."""
+
+
+class WeightSource(Protocol):
+    """Named tensors of one checkpoint, under Hugging Face names."""
+
+    def names(self) -> frozenset[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def order(self, names: Iterable[str]) -> list[str]:
+        """The names in the order in which reading them is cheapest (file by file)."""
+        ...
+
+    def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        """Only that part of the tensor, on the host, in the file's dtype (float32 for quantised formats)."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,55 @@
+"""Every error a user can meet. One line each: what, which value, what to do.
+
+The command line prints ``str(error)`` and exits with ``exit_code``; a traceback appears only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AdmissionError",
+    "BackendError",
+    "CheckpointError",
+    "ConfigError",
+    "EngineError",
+    "MinisglError",
+    "UsageError",
+]
+
+
+class MinisglError(Exception):
+    """Base of all errors for users.
+
+    ``field`` is the name of the setting, parameter or file at fault, ``value`` what it held, ``remedy`` what to do.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, field: str = "", value: object = None, remedy: str = "") -> None:
+        self.message, self.field, self.value, self.remedy = message, field, value, remedy
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+
+
+class UsageError(MinisglError):
+    """The call itself is wrong: an unknown name, a value out of range, a path that is not there."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A config key or value that minisgl does not accept."""
+
+
+class AdmissionError(UsageError):
+    """A prompt or sampling parameter that this engine refuses; other requests are not affected."""
+
+
+class CheckpointError(MinisglError):
+    """A model folder or file that cannot be loaded; names the file or tensor."""
+
+
+class BackendError(MinisglError):
+    """No backend can do what was asked; carries the reasons of each candidate in its message."""
+
+
+class EngineError(MinisglError):
+    """The engine failed at run time, or a rank died."""

@@ -1,0 +1,51 @@
+"""Self-attention: merged projection, fused norm + rotary + store, the chosen attention backend, output projection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .base import Layer
+from .linear import QKVLinear, RowLinear
+from .norm import RMSNorm
+
+if TYPE_CHECKING:
+    from minisgl_core.core import Batch, Context
+
+__all__ = ["Attention"]
+
+
+class Attention(Layer):
+    """One layer's attention. ``cos_sin`` (max_seq_len, R) float32 is shared by all layers."""
+
+    def __init__(self, ctx: Context, layer_id: int, cos_sin: torch.Tensor) -> None:
+        c = ctx.config
+        self._ctx, self._layer, self._cos_sin, self._eps = ctx, layer_id, cos_sin, c.rms_norm_eps
+        self.qkv_proj = QKVLinear(ctx, c.hidden_size, c.num_q_heads, c.num_kv_heads, c.head_dim, c.qkv_bias)
+        self.q_norm = RMSNorm(ctx, c.head_dim, c.rms_norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(ctx, c.head_dim, c.rms_norm_eps) if c.qk_norm else None
+        self.o_proj = RowLinear(ctx, c.hidden_size, c.num_q_heads * c.head_dim, c.o_bias)
+        self._caches: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def bind_kv(self) -> None:
+        """The pool exists now: remember this layer's two caches."""
+        pool = self._ctx.pool
+        if pool is not None:
+            self._caches = (pool.k_cache(self._layer), pool.v_cache(self._layer))
+
+    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """x (T, hidden) -> new (T, hidden), still to be summed over ranks."""
+        assert self._caches is not None and batch.positions is not None and batch.out_loc is not None
+        q, k, v = self._ctx.ops.qk_norm_rope_store(
+            self.qkv_proj.forward(x),
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
+            self._eps,
+            batch.positions,
+            self._cos_sin,
+            *self._caches,
+            batch.out_loc,
+        )
+        heads = self._ctx.attn.forward(q, k, v, self._layer, batch)
+        return self.o_proj.partial(heads.reshape(heads.shape[0], -1))

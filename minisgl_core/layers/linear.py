@@ -1,0 +1,149 @@
+"""The four ways to cut a linear layer over tensor-parallel ranks. Weights are (out, in)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minisgl_core.checkpoint import WeightSlot
+from minisgl_core.errors import ConfigError
+
+from .base import Layer
+
+if TYPE_CHECKING:
+    from minisgl_core.core import Context
+
+__all__ = ["ColumnMergedLinear", "Linear", "QKVLinear", "ReplicatedLinear", "RowLinear", "split_evenly"]
+
+ALL = slice(None)
+
+
+def split_evenly(what: str, total: int, tp_size: int) -> int:
+    """``total / tp_size``; raises :class:`ConfigError` naming the numbers if it is not whole."""
+    if total % tp_size:
+        raise ConfigError(
+            f"{what} {total} cannot be divided over {tp_size} tensor-parallel ranks",
+            field="tp_size",
+            value=tp_size,
+            remedy=f"use a tp_size that divides {total}",
+        )
+    return total // tp_size
+
+
+class Linear(Layer):
+    """This rank's part of a linear layer: storage, and the product through the chosen linear backend."""
+
+    def __init__(self, ctx: Context, out_features: int, in_features: int, bias: bool = False) -> None:
+        self._ctx = ctx
+        self.weight = torch.empty(out_features, in_features, dtype=ctx.dtype, device=ctx.device)
+        self.bias = torch.zeros(out_features, dtype=ctx.dtype, device=ctx.device) if bias else None
+        self._prepared: Any = None
+
+    def finish(self) -> None:
+        self._prepared = self._ctx.linear.prepare_weights(self.weight)
+        self.weight = self._ctx.linear.weight_of(self._prepared)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (T, in) -> new (T, out)."""
+        return self._ctx.linear.forward(x, self._prepared, self.bias)
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "weight", self.weight
+        if self.bias is not None:
+            yield "bias", self.bias
+
+
+class ReplicatedLinear(Linear):
+    """The whole layer on every rank."""
+
+    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+        for kind, tensor in self._tensors():
+            yield WeightSlot(f"{prefix}{kind}", tuple(tensor.shape), (ALL,) * tensor.dim(), tensor)
+
+
+class ColumnMergedLinear(Linear):
+    """Several layers on the same input, merged into one product; each is cut by output rows.
+
+    ``parts``: the checkpoint's names beside this layer, with their full output widths.
+    """
+
+    def __init__(self, ctx: Context, in_features: int, parts: dict[str, int], bias: bool = False) -> None:
+        self._parts = parts
+        self._local = {name: split_evenly(f"`{name}` width", width, ctx.tp.size) for name, width in parts.items()}
+        super().__init__(ctx, sum(self._local.values()), in_features, bias)
+
+    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+        beside, rank = _beside(prefix), self._ctx.tp.rank
+        for kind, tensor in self._tensors():
+            start = 0
+            for name, width in self._parts.items():
+                local = self._local[name]
+                index = (slice(rank * local, (rank + 1) * local), *(ALL,) * (tensor.dim() - 1))
+                shape = (width, *tensor.shape[1:])
+                yield WeightSlot(f"{beside}{name}.{kind}", shape, index, tensor[start : start + local])
+                start += local
+
+
+class QKVLinear(Linear):
+    """q, k and v projections merged, cut by heads; kv heads are replicated where there are fewer than ranks."""
+
+    def __init__(
+        self, ctx: Context, hidden_size: int, q_heads: int, kv_heads: int, head_dim: int, bias: bool = False
+    ) -> None:
+        size = ctx.tp.size
+        if q_heads % size or (kv_heads % size and size % kv_heads):
+            raise ConfigError(
+                f"{q_heads} query heads and {kv_heads} kv heads cannot be divided over {size} tensor-parallel ranks",
+                field="tp_size",
+                value=size,
+                remedy="use a tp_size that divides the query heads, and divides or is a multiple of the kv heads",
+            )
+        self._full = (q_heads * head_dim, kv_heads * head_dim)
+        self.q_heads, self.kv_heads, self.head_dim = q_heads // size, max(1, kv_heads // size), head_dim
+        self._kv_rank = ctx.tp.rank * kv_heads // size if kv_heads < size else ctx.tp.rank
+        super().__init__(ctx, (self.q_heads + 2 * self.kv_heads) * head_dim, hidden_size, bias)
+
+    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+        beside, rank = _beside(prefix), self._ctx.tp.rank
+        q, kv = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
+        layout = (
+            ("q_proj", self._full[0], rank * q, q, 0),
+            ("k_proj", self._full[1], self._kv_rank * kv, kv, q),
+            ("v_proj", self._full[1], self._kv_rank * kv, kv, q + kv),
+        )
+        for kind, tensor in self._tensors():
+            for name, width, source, rows, target in layout:
+                index = (slice(source, source + rows), *(ALL,) * (tensor.dim() - 1))
+                shape = (width, *tensor.shape[1:])
+                yield WeightSlot(f"{beside}{name}.{kind}", shape, index, tensor[target : target + rows])
+
+
+class RowLinear(Linear):
+    """Cut by input columns. :meth:`partial` leaves the sum over ranks to a later, fused all-reduce."""
+
+    def __init__(self, ctx: Context, out_features: int, in_features: int, bias: bool = False) -> None:
+        self._in = in_features
+        super().__init__(ctx, out_features, split_evenly("row-parallel input width", in_features, ctx.tp.size), bias)
+
+    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+        rank, (rows, local) = self._ctx.tp.rank, self.weight.shape
+        index = (ALL, slice(rank * local, (rank + 1) * local))
+        yield WeightSlot(f"{prefix}weight", (rows, self._in), index, self.weight)
+        if self.bias is not None:
+            yield WeightSlot(f"{prefix}bias", (rows,), (ALL,), self.bias)
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """x (T, in of this rank) -> new (T, out), still to be summed over ranks."""
+        # Counted once: the sum over ranks follows.
+        bias = self.bias if self._ctx.tp.is_primary else None
+        return self._ctx.linear.forward(x, self._prepared, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._ctx.comm.all_reduce(self.partial(x))
+
+
+def _beside(prefix: str) -> str:
+    """``a.b.qkv_proj.`` -> ``a.b.``: merged layers take the place of their parts."""
+    return prefix[: prefix.rstrip(".").rfind(".") + 1]

@@ -1,0 +1,37 @@
+"""Root-mean-square normalisation (Zhang and Sennrich 2019), alone and fused with the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl_core.checkpoint import WeightSlot
+
+from .base import Layer
+
+if TYPE_CHECKING:
+    from minisgl_core.core import Context
+
+__all__ = ["RMSNorm"]
+
+
+class RMSNorm(Layer):
+    """A weight and an epsilon; the arithmetic is the chosen ops backend's."""
+
+    def __init__(self, ctx: Context, size: int, eps: float) -> None:
+        self._ops = ctx.ops
+        self.weight = torch.empty(size, dtype=ctx.dtype, device=ctx.device)
+        self.eps = eps
+
+    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{prefix}weight", tuple(self.weight.shape), (slice(None),), self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (T, N) -> new (T, N)."""
+        return self._ops.rms_norm(x, self.weight, self.eps)
+
+    def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (T, N), this rank's summand -> (norm of the sum of x over ranks plus residual, that sum)."""
+        return self._ops.allreduce_add_rms_norm(x, residual, self.weight, self.eps)

@@ -1,0 +1,79 @@
+"""The facts of a model's architecture as frozen records; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["ModelConfig", "MoEConfig", "RopeConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding. Fields beyond ``kind`` matter only to the kinds that use them."""
+
+    theta: float
+    rotary_dim: int
+    """How many leading dimensions of a head are rotated."""
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    divisors: tuple[float, ...] = ()
+    """What each base frequency is divided by, where the file lists it outright (GGUF's ``rope_freqs``); empty = nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoEConfig:
+    """A mixture of experts. ``layers`` are the sparse layers; the others have a dense MLP."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    layers: tuple[int, ...]
+    shared_intermediate_size: int = 0
+    """Width of the always-on shared expert with its sigmoid gate; 0 = none (Qwen2-MoE has one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """All that the engine knows of a model before its weights are read."""
+
+    architecture: str
+    """Such as ``Qwen3ForCausalLM``."""
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    dtype: str
+    """``float32``, ``bfloat16`` or ``float16``: what the checkpoint asks for."""
+    hidden_act: str = "silu"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+    """Sliding window of each layer, None = full attention; one entry per layer."""
+    moe: MoEConfig | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    """Union of config.json's and generation_config.json's."""
+    bos_token_id: int | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """config.json as it stands, for model plugins that read keys of their own; empty for GGUF."""

@@ -1,0 +1,5 @@
+"""Model families. A model is built as ``Class(ctx)`` and run as ``forward(batch) -> logits``."""
+
+from .decoder import DecoderForCausalLM
+
+__all__ = ["DecoderForCausalLM"]

@@ -1,0 +1,103 @@
+"""The pre-norm decoder that Llama, Qwen2, Qwen3, Mistral and the Qwen mixtures of experts share.
+
+What differs between them is in ``ModelConfig``: biases, q/k norms, rope, windows, which layers are sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl_core.checkpoint import WeightSlot
+from minisgl_core.layers import (
+    Attention,
+    DenseMLP,
+    Layer,
+    LMHead,
+    OpList,
+    RMSNorm,
+    SparseMLP,
+    VocabEmbedding,
+    rotary_table,
+)
+
+if TYPE_CHECKING:
+    from minisgl_core.core import Batch, Context
+
+__all__ = ["Decoder", "DecoderForCausalLM", "DecoderLayer"]
+
+
+class DecoderLayer(Layer):
+    """Attention and feed-forward on a residual stream that is carried beside the normalised input."""
+
+    def __init__(self, ctx: Context, layer_id: int, cos_sin: torch.Tensor) -> None:
+        c = ctx.config
+        sparse = c.moe is not None and layer_id in c.moe.layers
+        self.self_attn = Attention(ctx, layer_id, cos_sin)
+        self.mlp = SparseMLP(ctx, layer_id) if sparse else DenseMLP(ctx, c.intermediate_size, c.mlp_bias)
+        self.input_layernorm = RMSNorm(ctx, c.hidden_size, c.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(ctx, c.hidden_size, c.rms_norm_eps)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (T, hidden): the previous block's summand, not yet added -> (this block's summand, residual)."""
+        if residual is None:
+            x, residual = self.input_layernorm.forward(x), x
+        else:
+            x, residual = self.input_layernorm.forward_add(x, residual)
+        x, residual = self.post_attention_layernorm.forward_add(self.self_attn.forward(x, batch), residual)
+        return self.mlp.forward(x), residual
+
+
+class Decoder(Layer):
+    """Embedding, layers, final norm."""
+
+    def __init__(self, ctx: Context) -> None:
+        c = ctx.config
+        cos_sin = rotary_table(c.rope, ctx.max_seq_len, ctx.device)
+        self.embed_tokens = VocabEmbedding(ctx, c.vocab_size, c.hidden_size)
+        self.layers = OpList(DecoderLayer(ctx, i, cos_sin) for i in range(c.num_layers))
+        self.norm = RMSNorm(ctx, c.hidden_size, c.rms_norm_eps)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """-> (B, hidden): the normalised state of each row's last token."""
+        assert batch.input_ids is not None
+        x, residual = self.embed_tokens.forward(batch.input_ids), None
+        for layer in self.layers.op_list:
+            assert isinstance(layer, DecoderLayer)
+            x, residual = layer.forward(x, residual, batch)
+        assert residual is not None
+        if batch.last_rows is not None:
+            x, residual = x.index_select(0, batch.last_rows), residual.index_select(0, batch.last_rows)
+        return self.norm.forward_add(x, residual)[0]
+
+
+class DecoderForCausalLM(Layer):
+    """A decoder with its head."""
+
+    def __init__(self, ctx: Context) -> None:
+        c = ctx.config
+        self._tie = c.tie_word_embeddings
+        self.model = Decoder(ctx)
+        self.lm_head = LMHead(ctx, c.vocab_size, c.hidden_size, self.model.embed_tokens if self._tie else None)
+
+    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+        if "lm_head.weight" in names and self._tie:
+            # A head that the file holds is the real one, whatever the config says; equal or not, nothing is dropped.
+            self.lm_head.untie()
+        elif "lm_head.weight" not in names and not self._tie:
+            self.lm_head.tie(self.model.embed_tokens)
+        yield from super().slots(prefix, names)
+
+    def bind_kv(self) -> None:
+        """The KV pool is allocated."""
+        for layer in self.model.layers.op_list:
+            assert isinstance(layer, DecoderLayer)
+            layer.self_attn.bind_kv()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """-> logits (B, vocab), one row per Req, the same on every rank."""
+        return self.lm_head.forward(self.model.forward(batch))

@@ -1,0 +1,76 @@
+"""The one module that a plugin imports. It imports neither torch nor any kernel library."""
+
+from .attention import AttentionBackend, AttentionSetup, LayerFacts
+from .batch import BatchLike, BatchView, KVPool, StepOutput
+from .comm import Communicator, CommSetup
+from .graph import GraphHost, GraphRunner, GraphSetup
+from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
+from .kv import KVKernels, KVSetup
+from .linear import LinearBackend, LinearSetup
+from .moe import MoEExecutor, MoESetup
+from .ops import OP_NAMES, LayerOps, OpsSetup, SampleArgs, SamplingMode
+from .pinned import PinnedRing
+from .platform import CapturedGraph, Event, Platform
+from .spec import (
+    ANY,
+    API_VERSIONS,
+    ROLES,
+    AnyValue,
+    BackendSpec,
+    CannotRun,
+    Caps,
+    GraphLevel,
+    MultipleOf,
+    OneOf,
+    Phase,
+    PluginInfo,
+    Reason,
+    Role,
+)
+
+__all__ = [
+    "ANY",
+    "API_VERSIONS",
+    "HOOK_OF_ROLE",
+    "OP_NAMES",
+    "PROJECT",
+    "ROLES",
+    "AnyValue",
+    "AttentionBackend",
+    "AttentionSetup",
+    "BackendSpec",
+    "BatchLike",
+    "BatchView",
+    "CannotRun",
+    "Caps",
+    "CapturedGraph",
+    "CommSetup",
+    "Communicator",
+    "Event",
+    "GraphHost",
+    "GraphLevel",
+    "GraphRunner",
+    "GraphSetup",
+    "KVKernels",
+    "KVPool",
+    "KVSetup",
+    "LayerFacts",
+    "LayerOps",
+    "LinearBackend",
+    "LinearSetup",
+    "MoEExecutor",
+    "MoESetup",
+    "MultipleOf",
+    "OneOf",
+    "OpsSetup",
+    "Phase",
+    "PinnedRing",
+    "Platform",
+    "PluginInfo",
+    "Reason",
+    "Role",
+    "SampleArgs",
+    "SamplingMode",
+    "StepOutput",
+    "hookimpl",
+]

@@ -1,0 +1,115 @@
+"""What a backend sees of a batch and of the KV pool. Shapes: T tokens, B rows, P pages, S page_size, K kv heads, D head_dim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from .spec import Phase
+
+__all__ = ["BatchLike", "BatchView", "KVPool", "StepOutput"]
+
+
+@dataclass(slots=True)
+class BatchView:
+    """The lengths and pages of one batch, built once per batch by the core. All device tensors are int32.
+
+    In a captured batch the host fields are None, ``max_kv`` is the largest length the graph may meet, and the device
+    tensors have fixed addresses: their contents are derived again inside each replay. Padded rows are included; they
+    have ``kv_len`` 1 and their pages are the dummy page.
+    """
+
+    q_lens_host: tuple[int, ...] | None
+    """(B,) new tokens per row; 1 everywhere in decode."""
+    kv_lens_host: tuple[int, ...] | None
+    """(B,) tokens with KV after this pass's store."""
+    max_q: int
+    max_kv: int
+    cu_q_device: torch.Tensor
+    """(B+1,) prefix sum of the q lengths."""
+    kv_lens_device: torch.Tensor
+    """(B,)"""
+    page_ids_device: torch.Tensor
+    """(B, P) the page of every S-th token; entries past the live length name the dummy page."""
+    page_size: int
+
+    def flat_page_ids_device(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``(indptr (B+1), page ids (sum of pages), length of each row's last page (B))``, int32, built on request.
+
+        Needs host lengths, so it is for eager batches and host plans only.
+        """
+        import torch
+
+        if self.kv_lens_host is None:
+            raise ValueError("flat page ids need host lengths: this batch is captured")
+        counts = [-(-n // self.page_size) for n in self.kv_lens_host]
+        indptr, total = [0], 0
+        for count in counts:
+            total += count
+            indptr.append(total)
+        device = self.page_ids_device.device
+        rows = torch.repeat_interleave(
+            torch.arange(len(counts), device=device),
+            torch.tensor(counts, device=device),
+            output_size=total,
+        )
+        starts = torch.tensor(indptr[:-1], device=device)
+        flat = self.page_ids_device[rows, torch.arange(total, device=device) - starts[rows]]
+        last = (self.kv_lens_device - 1) % self.page_size + 1
+        return torch.tensor(indptr, dtype=torch.int32, device=device), flat, last.to(torch.int32)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step of the engine leaves on the device."""
+
+    logits: torch.Tensor
+    """(B, V) float32 or model dtype, one row per Req (padded rows included)."""
+    next_tokens: torch.Tensor
+    """(B,) int32"""
+
+
+class KVPool(Protocol):
+    """The paged key and value cache of one rank."""
+
+    page_size: int
+    num_pages: int
+    """Pages that can be allocated; one more, the dummy page, is at index ``num_pages``."""
+    layout: str
+    """``"NHD"``: a page is (S, K, D)."""
+
+    def k_cache(self, layer: int) -> torch.Tensor:
+        """(P + 1, S, K, D)"""
+        ...
+
+    def v_cache(self, layer: int) -> torch.Tensor:
+        """(P + 1, S, K, D)"""
+        ...
+
+
+class BatchLike(Protocol):
+    """The part of a batch that backends may use."""
+
+    phase: Phase
+    view: BatchView
+    scratch: dict[str, Any]
+    """A backend's own per-batch state."""
+    captured: bool
+    """True while the batch belongs to a graph: host lengths are unknown and addresses are fixed."""
+    positions: torch.Tensor
+    """(T,) int32"""
+    out_loc: torch.Tensor
+    """(T,) int32 slots this pass writes"""
+
+    @property
+    def size(self) -> int:
+        """Real rows."""
+        ...
+
+    @property
+    def padded_size(self) -> int:
+        """Rows, padding included."""
+        ...

@@ -1,0 +1,75 @@
+"""Role ``graph``: how the engine's step is run, eagerly or replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from .batch import BatchLike, StepOutput
+    from .ops import SamplingMode
+    from .platform import Platform
+
+__all__ = ["GraphHost", "GraphRunner", "GraphSetup"]
+
+
+class GraphHost(Protocol):
+    """What the core does for a graph runner."""
+
+    def step(self, batch: BatchLike) -> StepOutput:
+        """Derive metadata, run the model, sample, write tokens back: device work only, safe to capture."""
+        ...
+
+    def make_capture_batch(self, size: int, mode: SamplingMode) -> BatchLike:
+        """A decode batch of ``size`` dummy rows whose inputs are the fixed device buffers; attention is prepared."""
+        ...
+
+    def prepare_replay(self, batch: BatchLike) -> None:
+        """The host plan of backends that declare ``host_plan``; free for the others."""
+        ...
+
+    def input_buffers(self) -> Mapping[str, torch.Tensor]:
+        """Every fixed buffer that a captured step reads, by name."""
+        ...
+
+    def expected_inputs(self, batch: BatchLike) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+        """By buffer name: (the part of the buffer this batch reads, what the host's own records say it must hold)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSetup:
+    """All that a graph runner is told."""
+
+    platform: Platform
+    device: torch.device
+    host: GraphHost
+    bs_list: tuple[int, ...]
+    """Batch sizes to capture, ascending; empty = run eagerly."""
+    modes: tuple[SamplingMode, ...]
+    max_seq_len: int
+    progress: Callable[[str, int], Callable[[], None]] | None = None
+    """``progress(title, total)`` returns a function to call once per finished item."""
+
+
+class GraphRunner(Protocol):
+    """Runs decode steps. Built as ``Class(setup, options)``."""
+
+    def capture(self) -> None:
+        """Record every (size, mode); called once, when the model is loaded and the pool bound."""
+        ...
+
+    def pad_batch(self, batch: BatchLike) -> None:
+        """Set ``batch.padded_size`` to the size it will run at."""
+        ...
+
+    def can_replay(self, batch: BatchLike) -> bool: ...
+
+    def replay(self, batch: BatchLike) -> StepOutput:
+        """Run the recorded step of ``batch.padded_size`` rows on what the fixed buffers hold now."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,45 @@
+"""Role ``moe``. Shapes: T tokens, E experts, I this rank's expert width, N hidden width, k experts per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MoEExecutor", "MoESetup"]
+
+
+@dataclass(frozen=True, slots=True)
+class MoESetup:
+    """All that an expert executor is told. The activation is silu(gate) * up."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    """Rank-local expert width."""
+    num_layers: int
+    max_tokens: int
+
+
+class MoEExecutor(Protocol):
+    """Runs the routed experts. Built as ``Class(setup, options)``. Routing, all-reduce and shared experts are the core's."""
+
+    def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> Any:
+        """Take w13 (E, 2I, N), gate rows first, and w2 (E, N, I), once; may repack; the core drops its tensors."""
+        ...
+
+    def forward(
+        self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, weights: Any, layer_id: int
+    ) -> torch.Tensor:
+        """x (T, N), topk_ids (T, k) int32 (-1 = padding: contributes nothing), topk_weights (T, k) float32 -> new (T, N).
+
+        x is not changed.
+        """
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,78 @@
+"""Role ``platform``: the only way to streams, events, pinned memory and capture.
+
+Plugins take these from their Setup instead of ``torch.cuda``, so that the same code runs on the CPU stand-ins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CapturedGraph", "Event", "Platform"]
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def record(self) -> None:
+        """Mark the present end of the current stream's work."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait on the host until the mark is reached; returns at once if never recorded."""
+        ...
+
+    def query(self) -> bool:
+        """Has the mark been reached?"""
+        ...
+
+
+class CapturedGraph(Protocol):
+    """A recorded step."""
+
+    def replay(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Platform(Protocol):
+    """One device of this process. Built as ``Class(device_index)``."""
+
+    name: str
+    device: torch.device
+
+    def activate(self) -> None:
+        """Make the device and the engine's stream current on this thread."""
+        ...
+
+    def new_event(self) -> Event: ...
+
+    def wait_event(self, event: Event) -> None:
+        """Make the current stream wait for an event."""
+        ...
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        """Work inside runs beside the engine's stream (for copies to the host)."""
+        ...
+
+    def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that copies can read asynchronously."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+    def free_bytes(self) -> int: ...
+
+    def total_bytes(self) -> int: ...
+
+    def can_capture(self) -> bool: ...
+
+    def capture(self, step: Callable[[], Any], pool: Any | None) -> tuple[CapturedGraph, Any, Any]:
+        """Record ``step()``: returns (graph, what step returned, memory pool to share with further captures)."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,156 @@
+"""What a plugin says about itself: plain, frozen records that import nothing heavy.
+
+A plugin's hooks return lists of :class:`BackendSpec`. Nothing in a spec is executed until the backend is chosen:
+``factory``, ``probe`` and ``options`` are ``"package.module:Name"`` strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+__all__ = [
+    "ANY",
+    "API_VERSIONS",
+    "ROLES",
+    "AnyValue",
+    "BackendSpec",
+    "CannotRun",
+    "Caps",
+    "GraphLevel",
+    "MultipleOf",
+    "OneOf",
+    "Phase",
+    "PluginInfo",
+    "Reason",
+    "Role",
+]
+
+Role = Literal["attention", "graph", "kv", "moe", "ops", "linear", "comm", "platform", "models"]
+Phase = Literal["prefill", "decode"]
+GraphLevel = Literal["never", "decode", "always"]
+
+ROLES: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear", "comm", "platform", "models")
+"""All roles, in the order in which solutions are compared."""
+
+API_VERSIONS: Final[Mapping[str, str]] = {role: "1.0" for role in ROLES}
+"""The version of each role's protocol that this core serves."""
+
+
+class AnyValue:
+    """The type of :data:`ANY`."""
+
+    def __repr__(self) -> str:
+        return "ANY"
+
+    def __reduce__(self) -> str:
+        return "ANY"
+
+
+ANY: Final = AnyValue()
+"""Declares that a capability has no limit. It must be written: what is not declared is unsupported."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Supported values, listed."""
+
+    values: tuple[int, ...]
+
+    def __init__(self, *values: int) -> None:
+        object.__setattr__(self, "values", tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
+class MultipleOf:
+    """Supported values: every positive multiple of ``base``."""
+
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a backend cannot serve a query: which field, what was wanted, what is supported, what would help."""
+
+    code: str
+    field: str
+    wanted: str
+    supported: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.field}: wanted {self.wanted}, supported {self.supported}"
+        return f"{text} ({self.fix})" if self.fix else text
+
+
+class CannotRun(Exception):
+    """Raised by a factory or a probe to refuse with a :class:`Reason`; anything else it raises is the plugin's bug."""
+
+    def __init__(self, reason: Reason) -> None:
+        self.reason = reason
+        super().__init__(str(reason))
+
+
+Names = tuple[str, ...] | AnyValue
+Ints = OneOf | MultipleOf | AnyValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """One box of capabilities; a backend can do what lies inside any of its boxes.
+
+    Fields that a role never asks about may stay empty. ``sm`` is an inclusive range of compute capabilities such as
+    ``(90, 90)``; it is only asked on CUDA devices. ``gqa_ratios`` are query heads per kv head on one rank.
+    ``features`` is an open set of names (``window``, ``softcap``, ``sinks``, ``fp8_kv``...): a needed feature that is
+    not listed is a reason to refuse, so features invented later stay denied to old plugins.
+    """
+
+    devices: Names = ()
+    sm: tuple[int, int] | AnyValue = (0, -1)
+    dtypes: Names = ()
+    kv_dtypes: Names = ()
+    head_dims: Ints = None
+    gqa_ratios: Ints = None
+    page_sizes: Ints = None
+    kv_layouts: tuple[str, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    graph: GraphLevel = "never"
+    features: frozenset[str] | AnyValue = frozenset()
+    ops: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    host_plan: tuple[Phase, ...] = ()
+    finite_tail: bool = False
+    per_row_seed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """One backend that a plugin offers.
+
+    ``requires`` items: a PEP 508 string, ``"import:module"``, ``"exec:program"``, or a tuple meaning any of them.
+    Several specs of one plugin may share a name with distinct ``variant``; the name then means the first that fits.
+    ``tier``: lower is preferred where neither config, calibration nor the core's table decides.
+    """
+
+    role: Role
+    name: str
+    factory: str
+    variant: str = ""
+    probe: str | None = None
+    requires: tuple[str | tuple[str, ...], ...] = ()
+    caps: tuple[Caps, ...] = ()
+    options: str | None = None
+    tier: int = 50
+    stand_in: bool = False
+    """True for implementations that exist to check or replace hardware: never chosen by ``auto`` on a CUDA device."""
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """A plugin module's ``MINISGL_PLUGIN``: its name and the range of each role's API that it was written for."""
+
+    name: str
+    api: Mapping[str, str] = field(default_factory=dict)
