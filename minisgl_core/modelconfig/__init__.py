@@ -1,5 +1,8 @@
 """What a model is: our own reading of config.json (transformers 4.x and 5.x spellings) and of GGUF metadata."""
 
 from .facts import ModelConfig, MoEConfig, RopeConfig
+from .hf import config_from_dict
+from .read import read_model_config
+from .rope import rope_inv_freq
 
-__all__ = ["ModelConfig", "MoEConfig", "RopeConfig"]
+__all__ = ["MoEConfig", "ModelConfig", "RopeConfig", "config_from_dict", "read_model_config", "rope_inv_freq"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["ModelConfig", "MoEConfig", "RopeConfig"]
+__all__ = ["MoEConfig", "ModelConfig", "RopeConfig"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     divisors: tuple[float, ...] = ()
-    """What each base frequency is divided by, where the file lists it outright (GGUF's ``rope_freqs``); empty = nothing."""
+    """What each base frequency is divided by, where a file lists it outright (GGUF does, for llama3); empty = nothing."""
 
 
 @dataclass(frozen=True, slots=True)

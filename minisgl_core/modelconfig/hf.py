@@ -1,0 +1,225 @@
+"""Reading a Hugging Face folder: config.json in the spellings of transformers 4 and 5, and generation_config.json."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import CheckpointError
+from .facts import ModelConfig, MoEConfig
+from .families import ANY_FAMILY, FAMILIES, Family
+from .keys import Keys, read_json
+from .rope import read_rope
+
+__all__ = ["config_from_dict", "read_hf_folder"]
+
+_DTYPES: Final = ("float32", "bfloat16", "float16")
+_SAFETENSORS_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_GENERIC_KEYS: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+
+
+def read_hf_folder(folder: Path) -> ModelConfig:
+    """The model of a folder with a config.json."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise CheckpointError(
+            f"model folder {str(folder)!r} has no config.json",
+            field="model",
+            value=str(folder),
+            remedy="give a folder in Hugging Face format or a .gguf file",
+        )
+    generation_path = folder / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    return config_from_dict(read_json(path), generation, where=str(path), folder=folder)
+
+
+def config_from_dict(
+    content: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    *,
+    where: str = "config.json",
+    folder: Path | None = None,
+) -> ModelConfig:
+    """A model from the content of its config.json. ``folder`` is where weights are, to learn a dtype left unsaid.
+
+    Raises :class:`~minisgl_core.errors.CheckpointError` for a missing key, a wrong value, or anything that minisgl
+    would compute otherwise than the model means.
+    """
+    keys = Keys(content, where)
+    model_type, family, architecture = _identify(keys)
+    _refuse_unsupported(keys)
+    heads = keys.integer("num_attention_heads")
+    kv_heads = _kv_heads(keys, family, heads)
+    head_dim = _head_dim(keys, family, heads)
+    max_position = keys.integer("max_position_embeddings", family.max_position)
+    num_layers = keys.integer("num_hidden_layers")
+    return ModelConfig(
+        architecture=architecture,
+        model_type=model_type,
+        vocab_size=keys.integer("vocab_size"),
+        hidden_size=keys.integer("hidden_size"),
+        num_layers=num_layers,
+        num_q_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=keys.integer("intermediate_size"),
+        rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
+        rope=read_rope(keys, head_dim, max_position),
+        max_position_embeddings=max_position,
+        tie_word_embeddings=keys.flag("tie_word_embeddings", False),
+        dtype=_dtype(keys, folder),
+        qkv_bias=_switch(keys, family.qkv_bias),
+        o_bias=_switch(keys, family.o_bias),
+        mlp_bias=_switch(keys, family.mlp_bias),
+        qk_norm=family.qk_norm,
+        windows=_windows(keys, family, num_layers),
+        moe=_moe(keys, family, num_layers),
+        eos_token_ids=_eos(keys, family, Keys(generation or {}, "generation_config.json")),
+        bos_token_id=_bos(keys, family),
+        raw=dict(content),
+    )
+
+
+def _identify(keys: Keys) -> tuple[str, Family, str]:
+    """(model_type, family, architecture). A family we have no table of is read by the usual keys, if it has them."""
+    names = keys.get("architectures")
+    named = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    model_type = keys.get("model_type") or ""
+    if model_type in FAMILIES:
+        family = FAMILIES[model_type]
+        return model_type, family, named or family.architecture
+    for known_type, family in FAMILIES.items():
+        if named == family.architecture:
+            return known_type, family, named
+    if not named or any(keys.get(key) is None for key in _GENERIC_KEYS):
+        raise keys.error(
+            "architectures",
+            f"names no architecture that minisgl can read: {named or model_type or None!r}",
+            f"known ones are {', '.join(family.architecture for family in FAMILIES.values())}",
+        )
+    return model_type, ANY_FAMILY, named
+
+
+def _refuse_unsupported(keys: Keys) -> None:
+    for key in ("quantization_config", "quantization"):
+        if keys.get(key):
+            raise keys.error(key, "says that the weights are quantised", "use an unquantised folder or a GGUF file")
+    act = keys.get("hidden_act")
+    if act not in (None, "silu", "swish"):
+        raise keys.error("hidden_act", f"is {act!r}", "minisgl supports silu")
+
+
+def _kv_heads(keys: Keys, family: Family, heads: int) -> int:
+    absent = family.kv_heads if family.kv_heads and "num_key_value_heads" not in keys.content else heads
+    kv_heads = keys.integer("num_key_value_heads", absent)
+    if heads % kv_heads:
+        raise keys.error("num_key_value_heads", f"is {kv_heads}", f"it must divide the {heads} query heads")
+    return kv_heads
+
+
+def _head_dim(keys: Keys, family: Family, heads: int) -> int:
+    hidden = keys.integer("hidden_size")
+    if keys.get("head_dim") is None and family.head_dim is None and hidden % heads:
+        raise keys.error(
+            "head_dim", "is missing", f"add it: hidden_size {hidden} is not a multiple of {heads} attention heads"
+        )
+    return keys.integer("head_dim", family.head_dim or hidden // heads)
+
+
+def _switch(keys: Keys, rule: bool | str) -> bool:
+    if isinstance(rule, bool):
+        return rule
+    return keys.flag(rule, rule == "qkv_bias")  # Qwen2-MoE has biases unless told otherwise; other keys switch them on
+
+
+def _dtype(keys: Keys, folder: Path | None) -> str:
+    name = keys.get("dtype") or keys.get("torch_dtype")
+    if name is None or name == "auto":
+        return _dtype_of_weights(folder)
+    plain = str(name).removeprefix("torch.")
+    if plain not in _DTYPES:
+        raise keys.error("dtype", f"is {name!r}", f"minisgl runs {', '.join(_DTYPES)}")
+    return plain
+
+
+def _dtype_of_weights(folder: Path | None) -> str:
+    """The dtype of the first floating tensor of the first safetensors file; float32 if there is none."""
+    for path in sorted(folder.glob("*.safetensors")) if folder else ():
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(length))
+        except (OSError, struct.error, ValueError):
+            continue  # a broken file is reported, with its name, when weights are loaded
+        for name, entry in header.items():
+            if name != "__metadata__" and entry.get("dtype") in _SAFETENSORS_DTYPES:
+                return _SAFETENSORS_DTYPES[entry["dtype"]]
+    return "float32"
+
+
+def _windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer. ``layer_types``, where given, says which layers have it."""
+    absent = family.window if "sliding_window" not in keys.content else None
+    window = keys.integer("sliding_window", absent or 0, low=0) or None
+    if family.windows == "none" or window is None:
+        return (None,) * num_layers
+    if family.windows.startswith("switched") and not keys.flag("use_sliding_window", False):
+        return (None,) * num_layers
+    return tuple(window if windowed else None for windowed in _windowed_layers(keys, family, num_layers))
+
+
+def _windowed_layers(keys: Keys, family: Family, num_layers: int) -> list[bool]:
+    types = keys.get("layer_types")
+    if types is not None:
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(types, list) or len(types) < num_layers or any(kind not in known for kind in types):
+            raise keys.error(
+                "layer_types", f"is {types!r}", f"it must list {num_layers} of {' or '.join(map(repr, known))}"
+            )
+        return [kind == "sliding_attention" for kind in types[:num_layers]]
+    limit = keys.integer("max_window_layers", family.window_layers, low=0)
+    if family.windows == "switched_upper":
+        return [layer >= limit for layer in range(num_layers)]
+    if family.windows == "switched_alternate":
+        return [layer % 2 == 0 and layer < limit for layer in range(num_layers)]
+    return [True] * num_layers
+
+
+def _moe(keys: Keys, family: Family, num_layers: int) -> MoEConfig | None:
+    if not family.moe:
+        return None
+    spelling = "num_local_experts" if keys.get("num_experts") is None else "num_experts"
+    num_experts = keys.integer(spelling)
+    top_k = keys.integer("num_experts_per_tok")
+    if top_k > num_experts:
+        raise keys.error("num_experts_per_tok", f"is {top_k}", f"there are only {num_experts} experts")
+    step = keys.integer("decoder_sparse_step", 1)
+    dense = keys.get("mlp_only_layers") or []
+    layers = tuple(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0)
+    if not layers:
+        return None
+    return MoEConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=keys.integer("moe_intermediate_size"),
+        norm_topk_prob=keys.flag("norm_topk_prob", False),
+        layers=layers,
+        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", 5632) if family.shared_expert else 0,
+    )
+
+
+def _eos(keys: Keys, family: Family, generation: Keys) -> tuple[int, ...]:
+    own = keys.token_ids("eos_token_id")
+    if "eos_token_id" not in keys.content and family.eos is not None:
+        own = (family.eos,)
+    return tuple(dict.fromkeys(own + generation.token_ids("eos_token_id")))
+
+
+def _bos(keys: Keys, family: Family) -> int | None:
+    ids = keys.token_ids("bos_token_id")
+    if "bos_token_id" not in keys.content:
+        return family.bos
+    return ids[0] if ids else None

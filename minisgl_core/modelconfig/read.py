@@ -1,0 +1,23 @@
+"""The one entry: a path becomes a :class:`~minisgl_core.modelconfig.facts.ModelConfig`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..gguf_file import GGUFFile, find_gguf
+from .facts import ModelConfig
+from .gguf import read_gguf
+from .hf import read_hf_folder
+
+__all__ = ["read_model_config"]
+
+
+def read_model_config(path: str | Path) -> ModelConfig:
+    """The facts of the model at ``path``: a folder with config.json, a .gguf file, or a folder holding one.
+
+    Imports neither torch nor transformers. Raises :class:`~minisgl_core.errors.UsageError` if nothing is there and
+    :class:`~minisgl_core.errors.CheckpointError` if what is there cannot be run as it means.
+    """
+    path = Path(path)
+    gguf = find_gguf(path)
+    return read_hf_folder(path) if gguf is None else read_gguf(GGUFFile(gguf))

@@ -1,0 +1,230 @@
+"""Rotary position embedding: reading its many spellings, and the inverse frequencies each kind means.
+
+Sources: RoPE https://arxiv.org/abs/2104.09864 section 3.4; NTK-aware and YaRN scaling
+https://arxiv.org/abs/2309.00071 sections 3.1 to 3.4; llama3 scaling: Llama 3.1 model card and reference code.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CheckpointError
+from .facts import RopeConfig
+from .keys import Keys
+
+__all__ = ["DEFAULT_THETA", "read_rope", "rope_inv_freq"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_THETA: Final = 10_000.0
+_KINDS: Final = ("default", "linear", "dynamic", "llama3", "yarn")
+_KNOWN_KEYS: Final = frozenset(
+    {
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "high_freq_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+        "rope_type",
+        "truncate",
+    }
+)
+
+Array = npt.NDArray[np.float32]
+
+
+def read_rope(config: Keys, head_dim: int, max_position: int) -> RopeConfig:
+    """Rope of a config.json in the spelling of transformers 4 (``rope_theta`` + ``rope_scaling``) or 5
+    (``rope_parameters``).
+
+    Raises :class:`~minisgl_core.errors.CheckpointError` for a kind that is not supported.
+    """
+    given = _merged(config)
+    rope = Keys(given, config.where)
+    kind = given.get("rope_type", "default")
+    if kind not in _KINDS:
+        raise config.error("rope_type", f"is {kind!r}", f"minisgl knows the kinds {', '.join(_KINDS)}")
+    for key in sorted(given.keys() - _KNOWN_KEYS):
+        log.warning("rope setting `%s` in %r is not one that minisgl knows: ignored", key, config.where)
+    if "rope_theta" not in given:
+        log.warning("%r gives no rope_theta: using %g", config.where, DEFAULT_THETA)
+    original = _original_max_position(config, rope, kind, max_position)
+    return RopeConfig(
+        theta=rope.number("rope_theta", DEFAULT_THETA),
+        rotary_dim=_rotary_dim(rope, head_dim),
+        kind=kind,
+        factor=_factor(rope, kind, max_position, original),
+        low_freq_factor=rope.number("low_freq_factor") if kind == "llama3" else 1.0,
+        high_freq_factor=rope.number("high_freq_factor") if kind == "llama3" else 4.0,
+        original_max_position=original,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        attention_factor=rope.optional_number("attention_factor"),
+        mscale=given.get("mscale"),
+        mscale_all_dim=given.get("mscale_all_dim"),
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def _merged(config: Keys) -> dict[str, Any]:
+    """One flat dict of rope settings: ``rope_scaling`` over ``rope_parameters`` over top-level keys."""
+    merged: dict[str, Any] = {}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if config.get(key) is not None:
+            merged[key] = config.get(key)
+    for key in ("rope_parameters", "rope_scaling"):
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, Mapping):
+            raise config.error(key, f"is {value!r}", "it must be an object or null")
+        merged.update(_one_kind(config, key, value))
+    return merged
+
+
+def _one_kind(config: Keys, key: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without nulls and with the old key ``type`` renamed; per-layer-type settings only if they agree."""
+    nested = [item for item in value.values() if isinstance(item, Mapping)]
+    if nested:
+        if len(nested) != len(value) or any(item != nested[0] for item in nested):
+            raise config.error(key, "differs between layer types", "minisgl supports one rope for all layers")
+        value = nested[0]
+    settings = {name: item for name, item in value.items() if item is not None}
+    old = settings.pop("type", None)
+    if old is not None:
+        settings.setdefault("rope_type", old)
+    return settings
+
+
+def _rotary_dim(rope: Keys, head_dim: int) -> int:
+    factor = rope.number("partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise rope.error(
+            "partial_rotary_factor",
+            f"is {factor:g}: it would rotate {rotary_dim} of {head_dim} dimensions",
+            "the number must be even and at most head_dim",
+        )
+    return rotary_dim
+
+
+def _original_max_position(config: Keys, rope: Keys, kind: str, max_position: int) -> int:
+    if kind not in ("llama3", "yarn"):
+        return max_position
+    outside = config.get("original_max_position_embeddings")
+    return (
+        config.integer("original_max_position_embeddings")
+        if outside is not None
+        else rope.integer("original_max_position_embeddings", max_position)
+    )
+
+
+def _factor(rope: Keys, kind: str, max_position: int, original: int) -> float:
+    if kind == "default":
+        return 1.0
+    if kind == "yarn":
+        return rope.number("factor", max_position / original)
+    return rope.number("factor")
+
+
+def rope_inv_freq(rope: RopeConfig, max_seq_len: int) -> tuple[Array, float]:
+    """``(rotary_dim / 2,)`` float32 inverse frequencies, and the factor that cosines and sines are multiplied by.
+
+    The angle of pair i at position p is ``p * inv_freq[i]``. ``max_seq_len`` matters to ``dynamic`` only: keys in a
+    paged cache are shared and never rotated again, so one set of frequencies must hold for the engine's life. It is the
+    unscaled one while ``max_seq_len`` stays within the trained length, which is what transformers uses for every prompt
+    of that length; beyond it, the set for ``max_seq_len`` itself.
+    """
+    base = rope.theta
+    if rope.kind == "dynamic" and max_seq_len > rope.original_max_position:
+        stretch = rope.factor * max_seq_len / rope.original_max_position - (rope.factor - 1)
+        base *= stretch ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    wavelength_over_2pi = _powers(base, rope.rotary_dim)
+    inv_freq = np.float32(1.0) / wavelength_over_2pi
+    if rope.divisors:
+        return inv_freq / _checked_divisors(rope, len(inv_freq)), 1.0
+    if rope.kind == "linear":
+        return inv_freq / np.float32(rope.factor), 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, inv_freq), 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, wavelength_over_2pi), _yarn_attention_factor(rope)
+    return inv_freq, 1.0
+
+
+def _powers(base: float, rotary_dim: int) -> Array:
+    """base ** (2i / rotary_dim): exponents in float32 as the models were trained with, each power rounded once."""
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    return np.power(base, exponents.astype(np.float64)).astype(np.float32)
+
+
+def _checked_divisors(rope: RopeConfig, count: int) -> Array:
+    if len(rope.divisors) != count:
+        raise CheckpointError(
+            f"the file lists {len(rope.divisors)} rope frequency divisors for {count} frequencies",
+            field="rope_freqs",
+            value=len(rope.divisors),
+            remedy="convert the model again",
+        )
+    return np.asarray(rope.divisors, dtype=np.float32)
+
+
+def _llama3(rope: RopeConfig, inv_freq: Array) -> Array:
+    """Long waves are slowed by ``factor``, short ones kept, those between blended."""
+    wavelength = np.float32(2 * math.pi) / inv_freq
+    longest_kept = rope.original_max_position / rope.high_freq_factor
+    shortest_slowed = rope.original_max_position / rope.low_freq_factor
+    turns = np.float32(rope.original_max_position) / wavelength
+    span = np.float32(rope.high_freq_factor - rope.low_freq_factor)
+    keep = (turns - np.float32(rope.low_freq_factor)) / span
+    slowed = inv_freq / np.float32(rope.factor)
+    blended = (1 - keep) * inv_freq / np.float32(rope.factor) + keep * inv_freq
+    result = np.where(wavelength > shortest_slowed, slowed, inv_freq)
+    between = (wavelength >= longest_kept) & (wavelength <= shortest_slowed)
+    return np.where(between, blended, result).astype(np.float32)
+
+
+def _yarn(rope: RopeConfig, wavelength_over_2pi: Array) -> Array:
+    """Pairs that turn often keep their frequency, those that turn seldom are slowed by ``factor``; a ramp between."""
+    low, high = (_turning_dim(rope, turns) for turns in (rope.beta_fast, rope.beta_slow))
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # an empty ramp would divide by zero
+    steps = np.arange(rope.rotary_dim // 2, dtype=np.float32)
+    keep = 1 - np.clip((steps - np.float32(low)) / np.float32(high - low), 0, 1)
+    slowed = np.float32(1.0) / (np.float32(rope.factor) * wavelength_over_2pi)
+    kept = np.float32(1.0) / wavelength_over_2pi
+    result: Array = (slowed * (1 - keep) + kept * keep).astype(np.float32)
+    return result
+
+
+def _turning_dim(rope: RopeConfig, turns: float) -> float:
+    """The (fractional) pair that makes that many full turns within the trained length."""
+    ratio = rope.original_max_position / (turns * 2 * math.pi)
+    return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
