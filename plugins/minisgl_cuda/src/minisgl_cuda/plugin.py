@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf, PluginInfo, hookimpl
 
-__all__ = ["MINISGL_PLUGIN"]
+__all__ = [
+    "MINISGL_PLUGIN",
+    "minisgl_attention_backends",
+    "minisgl_graph_runners",
+    "minisgl_kv_kernels",
+    "minisgl_layer_ops",
+    "minisgl_linears",
+]
 
 MINISGL_PLUGIN = PluginInfo(
     name="cuda",
@@ -24,10 +31,8 @@ _KV_CAPS = Caps(
     dtypes=_FLOATS,
     kv_dtypes=_FLOATS,
     head_dims=ANY,
-    gqa_ratios=ANY,
     page_sizes=ANY,
     kv_layouts=("NHD",),
-    phases=("prefill", "decode"),
     graph="always",
 )
 
@@ -41,9 +46,7 @@ def minisgl_graph_runners() -> list[BackendSpec]:
             name="cuda",
             factory="minisgl_cuda.graph:CudaGraphRunner",
             requires=("import:minisgl_cuda.graph",),
-            caps=(
-                Caps(devices=("cuda",), sm=_SM, dtypes=_FLOATS, kv_dtypes=_FLOATS, phases=("decode",), graph="decode"),
-            ),
+            caps=(Caps(devices=("cuda",), sm=_SM, graph="always"),),
             tier=10,
             summary="CUDA graph runner",
         )
@@ -122,10 +125,8 @@ def minisgl_layer_ops() -> list[BackendSpec]:
                     dtypes=_FLOATS,
                     kv_dtypes=_FLOATS,
                     head_dims=ANY,
-                    gqa_ratios=ANY,
                     page_sizes=ANY,
                     kv_layouts=("NHD",),
-                    phases=("prefill", "decode"),
                     graph="always",
                     ops=("rms_norm", "add_rms_norm", "qk_norm_rope_store", "act_and_mul", "sample"),
                     per_row_seed=True,
@@ -151,9 +152,8 @@ def minisgl_linears() -> list[BackendSpec]:
                     devices=("cuda",),
                     sm=_SM,
                     dtypes=_HALF,
-                    phases=("prefill", "decode"),
                     graph="always",
-                    formats=("dense",),
+                    formats=("plain",),
                 ),
             ),
             tier=10,

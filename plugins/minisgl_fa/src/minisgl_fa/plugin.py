@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, MultipleOf, OneOf, PluginInfo, hookimpl
 
-__all__ = ["MINISGL_PLUGIN"]
+__all__ = [
+    "MINISGL_PLUGIN",
+    "minisgl_attention_backends",
+]
 
 MINISGL_PLUGIN = PluginInfo(name="fa", api={"attention": ">=1,<2"})
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf, PluginInfo, hookimpl
 
-__all__ = ["MINISGL_PLUGIN"]
+__all__ = [
+    "MINISGL_PLUGIN",
+    "minisgl_attention_backends",
+    "minisgl_layer_ops",
+]
 
 MINISGL_PLUGIN = PluginInfo(name="flashinfer", api={"attention": ">=1,<2", "ops": ">=1,<2"})
 
@@ -61,7 +65,6 @@ def minisgl_layer_ops() -> list[BackendSpec]:
                     devices=("cuda",),
                     sm=_SM,
                     dtypes=(*_HALF, "float32"),
-                    phases=("prefill", "decode"),
                     graph="always",
                     ops=("sample",),
                 ),

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from minisgl_core.plugin_api import BackendSpec, Caps, PluginInfo, hookimpl
 
-__all__ = ["MINISGL_PLUGIN"]
+__all__ = [
+    "MINISGL_PLUGIN",
+    "minisgl_layer_ops",
+    "minisgl_moe_executors",
+]
 
 MINISGL_PLUGIN = PluginInfo(name="moe", api={"moe": ">=1,<2", "ops": ">=1,<2"})
 
@@ -25,7 +29,7 @@ def minisgl_moe_executors() -> list[BackendSpec]:
             name="fused",
             factory="minisgl_moe.executor:FusedMoE",
             requires=("import:minisgl_moe.executor", "import:triton"),
-            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_HALF, phases=("prefill", "decode"), graph="always"),),
+            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_HALF, graph="always"),),
             tier=10,
             summary="expert alignment and grouped matrix products in Triton",
         )
@@ -46,7 +50,6 @@ def minisgl_layer_ops() -> list[BackendSpec]:
                     devices=("cuda",),
                     sm=_SM,
                     dtypes=(*_HALF, "float32"),
-                    phases=("prefill", "decode"),
                     graph="always",
                     ops=("route",),
                 ),
