@@ -28,7 +28,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     divisors: tuple[float, ...] = ()
-    """What each base frequency is divided by, where a file lists it outright (GGUF does, for llama3); empty = nothing."""
+    """What each base frequency is divided by, where a file lists that (GGUF, for llama3); empty = nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import struct
 from typing import Final
 
 from ..errors import CheckpointError
-from ..gguf_file import GGUFFile
+from ..formats import GGUFFile
 from .facts import ModelConfig, MoEConfig, RopeConfig
 from .rope import DEFAULT_THETA
 

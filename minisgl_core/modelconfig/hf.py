@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import CheckpointError
+from ..formats import read_json
 from .facts import ModelConfig, MoEConfig
 from .families import ANY_FAMILY, FAMILIES, Family
-from .keys import Keys, read_json
+from .keys import Keys
 from .rope import read_rope
 
 __all__ = ["config_from_dict", "read_hf_folder"]

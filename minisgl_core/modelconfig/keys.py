@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from ..errors import CheckpointError
 
-__all__ = ["REQUIRED", "Keys", "read_json"]
+__all__ = ["REQUIRED", "Keys"]
 
 
 class _Required:
@@ -19,31 +17,6 @@ class _Required:
 
 REQUIRED: Final = _Required()
 """As a default: the key must be there."""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises :class:`~minisgl_core.errors.CheckpointError` naming the file and place."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{str(path)!r} is not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}",
-            field=path.name,
-            value=str(path),
-            remedy="fix or download the file again",
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{str(path)!r} cannot be read: {error}", field=path.name, value=str(path), remedy="check the file"
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{str(path)!r} holds a {type(content).__name__}, not an object",
-            field=path.name,
-            value=str(path),
-            remedy="fix or download the file again",
-        )
-    return content
 
 
 class Keys:

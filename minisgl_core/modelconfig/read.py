@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..gguf_file import GGUFFile, find_gguf
+from ..formats import GGUFFile, find_gguf
 from .facts import ModelConfig
 from .gguf import read_gguf
 from .hf import read_hf_folder

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .errors import CheckpointError, UsageError
+from ..errors import CheckpointError, UsageError
 
 __all__ = ["GGUFFile", "GGUFTensor", "find_gguf"]
 

@@ -1,0 +1,107 @@
+"""Filling a model's slots from a source, file by file, reading only this rank's slices."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tqdm import tqdm
+
+from ..errors import CheckpointError
+from .slots import WeightSlot, WeightSource
+
+__all__ = ["LoadReport", "load_weights"]
+
+log = logging.getLogger(__name__)
+
+_BUFFERS: Final = re.compile(r".*(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|\.masked_bias)")
+"""Tensors that old checkpoints carry and every model computes for itself."""
+_NAMES_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What was loaded. ``extra``: tensors of the checkpoint that no slot wanted (buffers not counted)."""
+
+    num_tensors: int
+    num_bytes: int
+    """Copied into the slots, in the slots' dtypes."""
+    seconds: float
+    extra: tuple[str, ...]
+
+
+def load_weights(
+    slots: Iterable[WeightSlot],
+    source: WeightSource,
+    *,
+    progress: bool = False,
+    unused: Iterable[str] = (),
+) -> LoadReport:
+    """Copy each slot's slice into its target; converts dtype and device on the way.
+
+    ``unused`` names tensors that the model leaves out on purpose, such as a head equal to the embedding. Names and
+    shapes are checked before anything is read: a missing or misshapen tensor raises
+    :class:`~minisgl_core.errors.CheckpointError` with the names; an extra one is a warning.
+    """
+    begin = time.perf_counter()
+    wanted: dict[str, list[WeightSlot]] = defaultdict(list)
+    for slot in slots:
+        wanted[slot.name].append(slot)
+    names = source.names()
+    _check_missing(wanted, names)
+    order = source.order(wanted)
+    _check_shapes(order, wanted, source)
+    extra = tuple(sorted(name for name in names - wanted.keys() - set(unused) if not _BUFFERS.fullmatch(name)))
+    if extra:
+        log.warning("the checkpoint has %d tensors that the model does not use: %s", len(extra), _shown(extra))
+    total = sum(slot.target.nbytes for group in wanted.values() for slot in group)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not progress) as bar:
+        for name in order:
+            for slot in wanted[name]:
+                _copy(slot, source)
+                bar.update(slot.target.nbytes)
+    return LoadReport(len(order), total, time.perf_counter() - begin, extra)
+
+
+def _copy(slot: WeightSlot, source: WeightSource) -> None:
+    part = source.read(slot.name, slot.index)
+    if part.shape != slot.target.shape:
+        raise ValueError(f"slot of {slot.name}: index selects {tuple(part.shape)}, target {tuple(slot.target.shape)}")
+    slot.target.copy_(part)
+
+
+def _check_missing(wanted: Mapping[str, object], names: frozenset[str]) -> None:
+    missing = sorted(wanted.keys() - names)
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint lacks {len(missing)} of {len(wanted)} tensors: {_shown(missing)}",
+            field="model",
+            value=missing,
+            remedy="check that the files belong to this config.json and are complete",
+        )
+
+
+def _check_shapes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightSlot]], source: WeightSource) -> None:
+    wrong = [
+        f"{name}: expected {wanted[name][0].shape}, found {found}"
+        for name in order
+        if (found := source.shape(name)) != wanted[name][0].shape
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{len(wrong)} tensors have another shape than config.json asks for: {_shown(wrong, '; ')}",
+            field="model",
+            value=wrong,
+            remedy="check that the files belong to this config.json",
+        )
+
+
+def _shown(names: Sequence[str], separator: str = ", ") -> str:
+    """The first few, and how many more."""
+    more = len(names) - _NAMES_SHOWN
+    return separator.join(names[:_NAMES_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")

@@ -1,0 +1,123 @@
+"""Weights in safetensors files: one file, or shards with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from safetensors import SafetensorError, safe_open
+
+from ..errors import CheckpointError
+from ..formats import read_json
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SafetensorsSource", "open_safetensors"]
+
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+
+
+def open_safetensors(folder: Path) -> SafetensorsSource | None:
+    """The weights of a folder; None if it has no safetensors.
+
+    An index decides alone: files it does not name are not looked at. Raises
+    :class:`~minisgl_core.errors.CheckpointError`, before any tensor is read, if a file that it names is missing.
+    """
+    if (folder / INDEX).exists():
+        return SafetensorsSource(_indexed_files(folder))
+    if (folder / SINGLE).exists():
+        return SafetensorsSource(_files_of(folder / SINGLE))
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"model folder {str(folder)!r} holds {len(found)} safetensors files but no {INDEX}",
+            field="model",
+            value=str(folder),
+            remedy="download the index too",
+        )
+    return SafetensorsSource(_files_of(found[0])) if found else None
+
+
+def _indexed_files(folder: Path) -> dict[str, Path]:
+    """Tensor name -> its shard, as the index says."""
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, Mapping) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(
+            f"{str(folder / INDEX)!r} has no `weight_map` of tensor names to file names",
+            field="weight_map",
+            value=weight_map,
+            remedy="download the index again",
+        )
+    missing = [name for name in sorted(set(weight_map.values())) if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"model folder {str(folder)!r} lacks {', '.join(missing)}, which {INDEX} names",
+            field="model",
+            value=missing,
+            remedy="download the missing files",
+        )
+    return {tensor: folder / name for tensor, name in weight_map.items()}
+
+
+def _files_of(path: Path) -> dict[str, Path]:
+    with _open(path) as file:
+        return dict.fromkeys(file.keys(), path)
+
+
+def _open(path: Path) -> Any:
+    """Map one file; safetensors checks its header and size."""
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"weight file {str(path)!r} cannot be read: {error}",
+            field="model",
+            value=str(path),
+            remedy="download it again",
+        ) from error
+
+
+class SafetensorsSource:
+    """A :class:`~minisgl_core.checkpoint.slots.WeightSource` over memory-mapped files, one of them open at a time."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = dict(files)
+        self._path: Path | None = None
+        self._file: Any = None
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def order(self, names: Iterable[str]) -> list[str]:
+        """File by file, by name within one."""
+        return sorted(names, key=lambda name: (self._files[name], name))
+
+    def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        part: torch.Tensor = self._slice(name)[index] if index else self._file_of(name).get_tensor(name)
+        return part
+
+    def close(self) -> None:
+        self._path = self._file = None  # safetensors unmaps when the last reference goes
+
+    def _slice(self, name: str) -> Any:
+        try:
+            return self._file_of(name).get_slice(name)
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"tensor {name!r} is not in {str(self._files[name])!r}, though the index says so",
+                field=name,
+                value=str(self._files[name]),
+                remedy="download the model again",
+            ) from error
+
+    def _file_of(self, name: str) -> Any:
+        path = self._files[name]
+        if path != self._path:
+            self._file, self._path = _open(path), path
+        return self._file
