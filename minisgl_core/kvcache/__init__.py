@@ -1,0 +1,21 @@
+"""The paged KV cache: which page belongs to whom, and which prefixes are kept."""
+
+from .allocator import PageAllocator
+from .base import CacheHandle, Inserted, IntegrityError, MatchLen, PrefixCache, match_len, page_slots
+from .manager import CacheManager
+from .naive import NaiveCache
+from .radix import RadixCache
+
+__all__ = [
+    "CacheHandle",
+    "CacheManager",
+    "Inserted",
+    "IntegrityError",
+    "MatchLen",
+    "NaiveCache",
+    "PageAllocator",
+    "PrefixCache",
+    "RadixCache",
+    "match_len",
+    "page_slots",
+]
