@@ -5,12 +5,10 @@ What differs between them is in ``ModelConfig``: biases, q/k norms, rope, window
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl_core.checkpoint import WeightSlot
 from minisgl_core.layers import (
     Attention,
     DenseMLP,
@@ -80,17 +78,16 @@ class DecoderForCausalLM(Layer):
 
     def __init__(self, ctx: Context) -> None:
         c = ctx.config
-        self._tie = c.tie_word_embeddings
         self.model = Decoder(ctx)
-        self.lm_head = LMHead(ctx, c.vocab_size, c.hidden_size, self.model.embed_tokens if self._tie else None)
+        tied = self.model.embed_tokens if c.tie_word_embeddings else None
+        self.lm_head = LMHead(ctx, c.vocab_size, c.hidden_size, tied)
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
-        if "lm_head.weight" in names and self._tie:
-            # A head that the file holds is the real one, whatever the config says; equal or not, nothing is dropped.
-            self.lm_head.untie()
-        elif "lm_head.weight" not in names and not self._tie:
+    def tie_head(self, tied: bool) -> None:
+        """Does the head share the embedding's weights? Asked of the checkpoint, which knows better than its config."""
+        if tied:
             self.lm_head.tie(self.model.embed_tokens)
-        yield from super().slots(prefix, names)
+        else:
+            self.lm_head.untie()
 
     def bind_kv(self) -> None:
         """The KV pool is allocated."""

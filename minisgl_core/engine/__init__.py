@@ -1,0 +1,8 @@
+"""One rank's engine."""
+
+from .config import EngineConfig
+from .engine import Engine
+from .sampler import TokenLogprobs
+from .step import ForwardOutput
+
+__all__ = ["Engine", "EngineConfig", "ForwardOutput", "TokenLogprobs"]

@@ -1,0 +1,97 @@
+"""What an engine is told, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from minisgl_core.distributed import DistributedInfo
+from minisgl_core.errors import ConfigError
+
+__all__ = ["EngineConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Frozen configuration of one rank's engine. Lengths are in tokens; None means "decide from model and device"."""
+
+    model_path: str
+    tp_info: DistributedInfo = DistributedInfo(0, 1)
+    dtype: torch.dtype | None = None
+    """Compute dtype; None = the checkpoint's."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_running_req: int = 256
+    max_seq_len_override: int | None = None
+    """Longest prompt plus output of one Req; None = the model's own limit."""
+    max_prefill_tokens: int = 8192
+    """Most new tokens of one prefill pass; longer prompts are cut into chunks."""
+    page_size: int | Literal["auto"] = "auto"
+    num_page_override: int | None = None
+    memory_ratio: float = 0.9
+    """Share of the memory that is free after loading that the KV pool may take (half of it on a CPU)."""
+    cache: Literal["radix", "naive"] = "radix"
+    cuda_graph_max_bs: int | None = None
+    """Largest batch size to record graphs for; 0 = none; None = the device's default (none on a CPU)."""
+    seed: int = 0
+    """Unseeded requests use this plus their uid."""
+    distributed_port: int | None = None
+    distributed_timeout_s: float = 120.0
+    backends: Mapping[str, Any] = field(default_factory=dict)
+    """Role to backend name, ordered list of names, or {prefill=..., decode=...} for attention."""
+    backend_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """``"ROLE:NAME"`` to that backend's own options."""
+    allow_plugins: tuple[str, ...] | None = None
+    deny_plugins: tuple[str, ...] = ()
+    plan: Mapping[str, Any] | None = None
+    """A resolved plan as JSON data; None = resolve here."""
+    dummy_weights: bool = False
+    """Random weights N(0, 0.02) instead of the checkpoint's, for benchmarks."""
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        rank, size = self.tp_info
+        if not 0 <= rank < size:
+            raise ConfigError(
+                f"`tp_info` is rank {rank} of {size}",
+                field="tp_info",
+                value=self.tp_info,
+                remedy="ranks count from 0 to size - 1",
+            )
+        if size > 1 and self.distributed_port is None:
+            raise ConfigError(
+                f"`distributed_port` is missing for {size} ranks",
+                field="distributed_port",
+                remedy="give all ranks the same free port",
+            )
+        for name in ("max_running_req", "max_prefill_tokens"):
+            self._at_least(name, getattr(self, name), 1)
+        for name, low in (("max_seq_len_override", 2), ("num_page_override", 1), ("cuda_graph_max_bs", 0)):
+            if getattr(self, name) is not None:
+                self._at_least(name, getattr(self, name), low)
+        if self.page_size != "auto":
+            self._at_least("page_size", self.page_size, 1)
+        if not 0 < self.memory_ratio <= 1:
+            raise ConfigError(
+                f"`memory_ratio` is {self.memory_ratio}",
+                field="memory_ratio",
+                value=self.memory_ratio,
+                remedy="give a share above 0 and at most 1",
+            )
+        if self.cache not in ("radix", "naive"):
+            raise ConfigError(
+                f"`cache` is {self.cache!r}", field="cache", value=self.cache, remedy="use radix or naive"
+            )
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(
+                f"`device` is {self.device!r}", field="device", value=self.device, remedy="use auto, cpu or cuda"
+            )
+
+    @staticmethod
+    def _at_least(name: str, value: object, low: int) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ConfigError(
+                f"`{name}` is {value!r}", field=name, value=value, remedy=f"give an integer of at least {low}"
+            )

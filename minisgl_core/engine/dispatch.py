@@ -1,0 +1,164 @@
+"""The engine's attention: derives each batch's view once, then calls the backend that the plan names for its phase.
+
+Shapes: T tokens, B rows (padding included), P pages of a row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl_core.plugin_api import BatchView
+
+if TYPE_CHECKING:
+    from minisgl_core.core import Batch
+    from minisgl_core.plugin_api import AttentionBackend, Phase
+    from minisgl_core.plugin_api.batch import KVPool
+
+    from .state import DecodeState
+
+__all__ = ["AttentionDispatcher"]
+
+
+class AttentionDispatcher:
+    """What ``engine.attn_backend`` is."""
+
+    def __init__(
+        self, backends: dict[Phase, AttentionBackend], host_plan: frozenset[Phase], page_size: int, max_seq_len: int
+    ) -> None:
+        self.backends = backends
+        self._host_plan = host_plan
+        self._page_size, self._max_seq_len = page_size, max_seq_len
+        self._state: DecodeState | None = None
+        self._dummy_page = 0
+
+    def bind(self, pool: KVPool, state: DecodeState) -> None:
+        """The pool and the device state exist now."""
+        self._state, self._dummy_page = state, pool.num_pages
+        for backend in self._distinct():
+            backend.bind_kv(pool)
+
+    # Once per eager batch, on the host.
+
+    def prepare_metadata(self, batch: Batch) -> None:
+        """Upload what changed, derive the batch's inputs and view, let the backend plan."""
+        assert self._state is not None
+        if not batch.padded_size:
+            batch.padded_size = batch.size
+        if batch.is_prefill:
+            self._derive_prefill(batch)
+        else:
+            self._state.upload_decode(batch)
+            self._state.set_by_hand(batch)
+            self.derive_decode(batch, self._lens_host(batch))
+        self.backends[batch.phase].prepare_metadata(batch)
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        """The host plan before a replay, for backends that have one."""
+        if "decode" in self._host_plan:
+            self.derive_decode(batch, self._lens_host(batch))
+            self.backends["decode"].prepare_for_replay(batch)
+
+    def _lens_host(self, batch: Batch) -> tuple[int, ...]:
+        return (*(req.device_len for req in batch.reqs), *(1,) * (batch.padded_size - batch.size))
+
+    def _derive_prefill(self, batch: Batch) -> None:
+        state = self._state
+        assert state is not None
+        sent = state.upload_prefill(batch)
+        q_lens_host = tuple(req.extend_len for req in batch.reqs)
+        kv_lens_host = tuple(req.device_len for req in batch.reqs)
+        total, device = sum(q_lens_host), state.lengths.device
+        req_of_token = torch.repeat_interleave(
+            torch.arange(batch.size, device=device), sent.q_lens, output_size=total
+        )
+        offset = sent.cached - sent.cu_q[:-1]
+        positions = torch.arange(total, dtype=torch.int32, device=device) + offset[req_of_token]
+        rows = sent.rows.clone()  # the staging buffer is reused by the next upload
+        batch.rows = rows
+        batch.positions = _by_hand(batch.positions, positions)
+        batch.input_ids = _by_hand(batch.input_ids, sent.input_ids)
+        batch.out_loc = _by_hand(batch.out_loc, state.page_table[rows[req_of_token], batch.positions])
+        batch.last_rows = (sent.cu_q[1:] - 1).to(torch.int64)
+        kv_lens, max_kv = sent.cached + sent.q_lens, max(kv_lens_host)
+        batch.view = BatchView(
+            q_lens_host,
+            kv_lens_host,
+            max(q_lens_host),
+            max_kv,
+            sent.cu_q.clone(),
+            kv_lens,
+            self._page_ids(rows, kv_lens, max_kv),
+            self._page_size,
+        )
+
+    # Device work: inside the step when captured.
+
+    def derive_decode(self, batch: Batch, lens_host: tuple[int, ...] | None) -> None:
+        """Inputs and view of a decode batch from the device state alone; ``lens_host`` None = captured."""
+        state = self._state
+        assert state is not None and batch.rows is not None
+        rows = batch.rows
+        positions = state.lengths[rows]
+        kv_lens = positions + 1
+        batch.positions, batch.input_ids = positions, state.last_token[rows]
+        batch.out_loc = state.page_table[rows, positions]
+        batch.last_rows = None
+        max_kv = self._max_seq_len if lens_host is None else max(lens_host)
+        batch.view = BatchView(
+            None if lens_host is None else (1,) * batch.padded_size,
+            lens_host,
+            1,
+            max_kv,
+            state.iota[: batch.padded_size + 1],
+            kv_lens,
+            self._page_ids(rows, kv_lens, max_kv),
+            self._page_size,
+        )
+
+    def _page_ids(self, rows: torch.Tensor, kv_lens: torch.Tensor, max_kv: int) -> torch.Tensor:
+        """(B, P): the page of every S-th position below each row's length, the dummy page after it."""
+        assert self._state is not None
+        size = self._page_size
+        pages = -(-max_kv // size)
+        ids = self._state.page_table[:, : pages * size : size][rows] // size
+        starts = torch.arange(0, pages * size, size, dtype=torch.int32, device=kv_lens.device)
+        return ids.masked_fill_(starts[None, :] >= kv_lens[:, None], self._dummy_page)
+
+    def update_metadata(self, batch: Batch) -> None:
+        """Device operations once per step, captured with it."""
+        self.backends[batch.phase].update_metadata(batch)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: Batch
+    ) -> torch.Tensor:
+        """q (T, H, D), k and v (T, K, D) -> new (T, H, D)."""
+        return self.backends[batch.phase].forward(q, k, v, layer_id, batch)
+
+    # Capture.
+
+    def init_capture_graph(self, max_seq_len: int, bs_list: tuple[int, ...]) -> None:
+        """Graphs of these batch sizes will be recorded."""
+        self.backends["decode"].init_capture_graph(max_seq_len, bs_list)
+
+    def prepare_for_capture(self, batch: Batch) -> None:
+        """Host work before a capture; the batch has a view."""
+        self.backends["decode"].prepare_for_capture(batch)
+
+    def close(self) -> None:
+        """Free the backends."""
+        for backend in self._distinct():
+            backend.close()
+
+    def _distinct(self) -> list[AttentionBackend]:
+        found: list[AttentionBackend] = []
+        for backend in self.backends.values():
+            if not any(backend is other for other in found):
+                found.append(backend)
+        return found
+
+
+def _by_hand(given: torch.Tensor | None, derived: torch.Tensor) -> torch.Tensor:
+    """A tensor that the caller set wins over the derived one."""
+    return derived if given is None else given.to(derived.device, derived.dtype)

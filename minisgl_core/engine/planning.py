@@ -1,0 +1,63 @@
+"""From a config to a plan: which backends this engine runs on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl_core.errors import ConfigError
+from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, resolve_plan
+
+if TYPE_CHECKING:
+    from minisgl_core.modelconfig import ModelConfig
+
+    from .config import EngineConfig
+
+__all__ = ["DTYPES", "choose_dtype", "context_limit", "make_plan", "plan_query"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """The compute dtype: what was asked for, else the checkpoint's."""
+    if config.dtype is None:
+        return DTYPES[model.dtype]
+    if config.dtype not in DTYPES.values():
+        raise ConfigError(
+            f"`dtype` is {config.dtype}", field="dtype", value=config.dtype, remedy=f"use one of {', '.join(DTYPES)}"
+        )
+    return config.dtype
+
+
+def context_limit(config: EngineConfig, model: ModelConfig) -> int:
+    """Longest sequence, prompt and output together, in tokens."""
+    return config.max_seq_len_override or model.max_position_embeddings
+
+
+def plan_query(config: EngineConfig, model: ModelConfig, device: DeviceFacts) -> PlanQuery:
+    """The question that resolving answers."""
+    name = str(choose_dtype(config, model)).removeprefix("torch.")
+    wants_graph = config.cuda_graph_max_bs
+    return PlanQuery(
+        model=model,
+        device=device,
+        dtype=name,
+        kv_dtype=name,
+        page_size=config.page_size,
+        tp_size=config.tp_info.size,
+        max_seq_len=context_limit(config, model),
+        graph=device.kind == "cuda" if wants_graph is None else wants_graph > 0,
+        backends=config.backends,
+        options=config.backend_options,
+        allow=config.allow_plugins,
+        deny=config.deny_plugins,
+        max_running_req=config.max_running_req,
+    )
+
+
+def make_plan(config: EngineConfig, model: ModelConfig) -> Plan:
+    """The given plan, or the resolved one. Raises ``BackendError`` with the reasons if there is none."""
+    if config.plan is not None:
+        return Plan.from_json(config.plan)
+    return resolve_plan(plan_query(config, model, detect_device(config.device)))

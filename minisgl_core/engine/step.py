@@ -1,0 +1,124 @@
+"""The engine's step: everything between the inputs on the device and the next token on the device.
+
+It is what graph runners record, so nothing in :meth:`Stepper.step` may depend on values that the host read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from minisgl_core.core import Batch
+from minisgl_core.plugin_api import StepOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from minisgl_core.plugin_api import SamplingMode
+
+    from .dispatch import AttentionDispatcher
+    from .sampler import LogprobRows, Sampler, TokenLogprobs
+    from .state import DecodeState
+
+__all__ = ["ForwardOutput", "Stepper"]
+
+
+class ForwardOutput(NamedTuple):
+    """A launched pass. The tokens are on the device; on the host they are valid after :meth:`wait`."""
+
+    next_tokens_gpu: torch.Tensor
+    """(B,) int32 on the engine's device; -1 = that row's logits were NaN"""
+    next_tokens_cpu: torch.Tensor
+    """(B,) int32 on the host"""
+    logits: torch.Tensor
+    """(B, V); valid until the next pass"""
+    copied: Any
+    logprob_rows: LogprobRows | None
+
+    def wait(self) -> None:
+        """Until the tokens are on the host."""
+        self.copied.synchronize()
+
+    def logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One entry per row; None if no row asked. Call after :meth:`wait`."""
+        if self.logprob_rows is None:
+            return None
+        return self.logprob_rows.collect(len(self.next_tokens_cpu), self.next_tokens_cpu.tolist())
+
+
+class Stepper:
+    """Implements ``plugin_api.GraphHost`` for one engine."""
+
+    def __init__(self, model: Any, attn: AttentionDispatcher, sampler: Sampler, state: DecodeState) -> None:
+        self.model = model
+        self._attn, self._sampler, self._state = attn, sampler, state
+
+    def step(self, batch: Batch) -> StepOutput:
+        """Derive metadata, run the model, sample, write the tokens back."""
+        if batch.captured:
+            self._attn.derive_decode(batch, None)
+        assert batch.view is not None and batch.rows is not None
+        self._attn.update_metadata(batch)
+        logits = self.model.forward(batch)
+        next_tokens = self._sampler.sample(logits, batch.rows, batch.view.kv_lens_device, batch.mode)
+        self._state.write_back(batch.rows, batch.view.kv_lens_device, next_tokens)
+        return StepOutput(logits, next_tokens)
+
+    def resample(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Sample again outside the step, after penalties and biases; (B,) int32, written back like the step's own."""
+        assert batch.rows is not None
+        rows = batch.rows[: batch.size]
+        # The step has moved the lengths on: they now are the positions of the tokens to sample.
+        tokens = self._sampler.sample(
+            self._sampler.edited(logits, batch), rows, self._state.lengths[rows], batch.mode
+        )
+        self._state.last_token.index_put_((rows,), tokens.clamp(min=0))
+        return tokens
+
+    def make_capture_batch(self, size: int, mode: SamplingMode) -> Batch:
+        """A decode batch of ``size`` dummy rows on the fixed buffers."""
+        batch = Batch(reqs=[], phase="decode", padded_size=size, mode=mode, captured=True)
+        batch.rows = self._state.rows[:size]
+        batch.rows.fill_(self._state.dummy_row)
+        self._state.forget_rows()
+        self._attn.derive_decode(batch, None)
+        self._attn.prepare_for_capture(batch)
+        return batch
+
+    def prepare_replay(self, batch: Batch) -> None:
+        """The host plan, for backends that have one."""
+        self._attn.prepare_for_replay(batch)
+
+    def input_buffers(self) -> Mapping[str, torch.Tensor]:
+        """Every fixed buffer that a captured step reads."""
+        return self._state.buffers()
+
+    def expected_inputs(self, batch: Batch) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+        """What the host's own records say about the buffers that ``batch`` reads."""
+        state, size = self._state, batch.size
+        rows = [req.table_idx for req in batch.reqs]
+        padded = rows + [state.dummy_row] * (batch.padded_size - size)
+        device = state.rows.device
+        expected = {
+            "DecodeState.rows": (state.rows[: batch.padded_size], _int32(padded, device)),
+            "DecodeState.lengths": (state.lengths[rows], _int32([r.cached_len for r in batch.reqs], device)),
+        }
+        # Under overlap the newest token may still be on its way to the host; the others can be checked.
+        known = [r for r in batch.reqs if r.num_tokens > r.cached_len]
+        expected["DecodeState.last_token"] = (
+            state.last_token[[r.table_idx for r in known]],
+            _int32([int(r.tokens[r.cached_len]) for r in known], device),
+        )
+        expected["DecodeState.params"] = (state.params[rows], self._sampler.expected_params(rows).to(device))
+        for req in batch.reqs:
+            slots = state.host_slots(req.table_idx, req.cached_len + 1)
+            if (slots >= 0).all():  # rows that were filled through the page table itself have no record to compare
+                held = state.page_table[req.table_idx, : len(slots)]
+                expected[f"DecodeState.page_table[{req.table_idx}]"] = (held, torch.from_numpy(slots.copy()).to(device))
+        return expected
+
+
+def _int32(values: list[int], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int32)).to(device)

@@ -1,0 +1,36 @@
+"""All that a step changes on the device travels in one packed copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from minisgl_core.plugin_api import PinnedRing
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import Platform
+
+__all__ = ["PackedUpload"]
+
+
+class PackedUpload:
+    """Packs int32 arrays into a pinned buffer, copies them once, and hands back device views of each.
+
+    The views stay valid until the next :meth:`send`, in stream order.
+    """
+
+    def __init__(self, platform: Platform, capacity: int, depth: int = 3) -> None:
+        self.capacity = capacity
+        self._ring = PinnedRing(platform, (capacity,), torch.int32, depth)
+        self._staging = torch.zeros(capacity, dtype=torch.int32, device=platform.device)
+
+    def send(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
+        """Flat int32 arrays, together at most ``capacity`` numbers -> their device views, in order."""
+        sizes = [part.size for part in parts]
+        total = sum(sizes)
+        with self._ring.borrow() as pinned:
+            np.concatenate(parts, out=pinned[:total].numpy())
+            self._staging[:total].copy_(pinned[:total], non_blocking=True)
+        return list(self._staging[:total].split(sizes))

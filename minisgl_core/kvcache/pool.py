@@ -1,0 +1,57 @@
+"""The tensors of the paged KV cache of one rank. P pages, S page_size, K kv heads of this rank, D head_dim."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["PagedKVPool"]
+
+
+class PagedKVPool:
+    """One allocation for all layers. Page ``num_pages`` is the dummy page that padding rows write to."""
+
+    layout = "NHD"
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_pages, self.page_size = num_pages, page_size
+        # Zeros, not empty: kernels that multiply a page's unused tail by zero need it finite.
+        shape = (2, num_layers, num_pages + 1, page_size, kv_heads, head_dim)
+        self._storage: torch.Tensor | None = torch.zeros(shape, dtype=dtype, device=device)
+        self._caches = [(self._storage[0, i], self._storage[1, i]) for i in range(num_layers)]
+
+    @staticmethod
+    def bytes_per_page(num_layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Keys and values of all layers."""
+        return 2 * num_layers * page_size * kv_heads * head_dim * dtype.itemsize
+
+    @property
+    def num_tokens(self) -> int:
+        """Slots that can be allocated."""
+        return self.num_pages * self.page_size
+
+    @property
+    def dummy_slot(self) -> int:
+        """First slot of the dummy page."""
+        return self.num_pages * self.page_size
+
+    def k_cache(self, layer: int) -> torch.Tensor:
+        """(P + 1, S, K, D)"""
+        return self._caches[layer][0]
+
+    def v_cache(self, layer: int) -> torch.Tensor:
+        """(P + 1, S, K, D)"""
+        return self._caches[layer][1]
+
+    def close(self) -> None:
+        """Drop the memory."""
+        self._storage = None
+        self._caches = []
