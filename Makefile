@@ -98,7 +98,7 @@ wheels: $(VENV)/.made  ## Build the wheel of every package into dist/
 
 .PHONY: docs
 docs: $(VENV)/.docs  ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: clean
 clean:  ## Remove what was built; the environment stays
