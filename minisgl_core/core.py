@@ -1,14 +1,13 @@
 """The records that travel through the engine: sampling parameters, a Req, a Batch of them, and the Context of a model.
 
-Lengths of a Req, in tokens: ``cached_len`` have KV in the pool before this pass, ``device_len`` after it, ``extend_len``
-is the difference. Shapes: T tokens, B rows.
+Lengths of a Req, in tokens: ``cached_len`` have KV in the pool before this pass, ``device_len`` after it,
+``extend_len`` is the difference. Shapes: T tokens, B rows.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -39,8 +38,9 @@ GREEDY_BELOW = 1e-5
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low <= value <= high) or (open_low and value == low):  # type: ignore[operator]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # NaN fails every comparison, infinity the upper one.
+    if not is_number or not low <= cast("float", value) <= high or (open_low and value == low):
         bracket = "(" if open_low else "["
         raise AdmissionError(
             f"sampling parameter `{name}` is {value!r}",
@@ -74,13 +74,13 @@ class SamplingParams:
     min_p: float = 0.0
     max_tokens: int = 1024
     ignore_eos: bool = False
-    stop: tuple[str, ...] | str | Sequence[str] = ()
-    stop_token_ids: tuple[int, ...] | Sequence[int] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] | dict[int, float] = ()
+    logit_bias: Sequence[tuple[int, float]] | dict[int, float] = ()
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, 20)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         for text in stop:
-            if not isinstance(text, str) or not text:
+            if not text or not isinstance(cast("object", text), str):
                 raise AdmissionError(
                     f"sampling parameter `stop` holds {text!r}",
                     field="stop",
@@ -141,8 +141,8 @@ class SamplingParams:
 class Req:
     """An admitted sequence. Owns its token ids on the host; its row of the device state is ``table_idx``.
 
-    ``input_ids``: int32 host tensor, the prompt (and, after preemption, tokens already generated). ``output_len``: how many
-    tokens may still be generated. Invariant: ``0 <= cached_len < device_len <= max_device_len``.
+    ``input_ids``: int32 host tensor, the prompt (and, after preemption, tokens already generated). ``output_len``: how
+    many tokens may still be generated. Invariant: ``0 <= cached_len < device_len <= max_device_len``.
     """
 
     __slots__ = (

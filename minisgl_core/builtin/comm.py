@@ -1,6 +1,6 @@
 """Role ``comm`` over torch.distributed: gloo between CPU ranks, NCCL between GPUs.
 
-Process groups are built directly, without torch's global default group, so that several engines can live in one process.
+Process groups are built directly, without torch's global default group: several engines can live in one process.
 The collectives are torch.library operations: graph recorders see them like any other.
 """
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from minisgl_core.plugin_api import CommSetup
 
 __all__ = ["TorchDistCommunicator"]
+
+c10d: Any = dist  # its process-group classes carry no types
 
 _DIGEST_BYTES = 128
 _handles = itertools.count()
@@ -71,24 +73,29 @@ class TorchDistCommunicator:
             )
         timeout = timedelta(seconds=setup.timeout_s)
         try:
-            store = dist.TCPStore(address.hostname, address.port, self.size, self.rank == 0, timeout)
-            named = dist.PrefixStore("minisgl", store)
-            if self._device.type == "cuda":
-                self.group = dist.ProcessGroupNCCL(named, self.rank, self.size, timeout)  # type: ignore[attr-defined]
-            else:
-                gloo = dist.ProcessGroupGloo
-                settings = gloo._Options()
-                settings._timeout = timeout
-                settings._devices = [gloo.create_device(hostname=address.hostname)]
-                self.group = gloo(named, self.rank, self.size, settings)
+            store = c10d.TCPStore(address.hostname, address.port, self.size, self.rank == 0, timeout)
+            named = c10d.PrefixStore("minisgl", store)
+            self.group = self._nccl(named, timeout) if self._device.type == "cuda" else self._gloo(named, timeout)
             self.barrier()
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             raise EngineError(
                 f"rank {self.rank} of {self.size} could not reach the others at {setup.init_method}: {error}",
                 field="distributed_port",
                 value=setup.init_method,
                 remedy="check that every rank was started with the same port and that the port is free",
             ) from error
+
+    def _gloo(self, store: Any, timeout: timedelta) -> Any:
+        settings = c10d.ProcessGroupGloo._Options()
+        settings._timeout = timeout
+        # By address: the default looks the host's own name up, which sandboxes often cannot.
+        settings._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return c10d.ProcessGroupGloo(store, self.rank, self.size, settings)
+
+    def _nccl(self, store: Any, timeout: timedelta) -> Any:
+        settings = c10d.ProcessGroupNCCL.Options()
+        settings._timeout = timeout
+        return c10d.ProcessGroupNCCL(store, self.rank, self.size, settings)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self.size > 1:

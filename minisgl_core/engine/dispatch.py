@@ -5,7 +5,7 @@ Shapes: T tokens, B rows (padding included), P pages of a row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -13,7 +13,7 @@ from minisgl_core.plugin_api import BatchView
 
 if TYPE_CHECKING:
     from minisgl_core.core import Batch
-    from minisgl_core.plugin_api import AttentionBackend, Phase
+    from minisgl_core.plugin_api import AttentionBackend, BatchLike, Phase
     from minisgl_core.plugin_api.batch import KVPool
 
     from .state import DecodeState
@@ -52,13 +52,13 @@ class AttentionDispatcher:
             self._state.upload_decode(batch)
             self._state.set_by_hand(batch)
             self.derive_decode(batch, self._lens_host(batch))
-        self.backends[batch.phase].prepare_metadata(batch)
+        self.backends[batch.phase].prepare_metadata(_for_backends(batch))
 
     def prepare_for_replay(self, batch: Batch) -> None:
         """The host plan before a replay, for backends that have one."""
         if "decode" in self._host_plan:
             self.derive_decode(batch, self._lens_host(batch))
-            self.backends["decode"].prepare_for_replay(batch)
+            self.backends["decode"].prepare_for_replay(_for_backends(batch))
 
     def _lens_host(self, batch: Batch) -> tuple[int, ...]:
         return (*(req.device_len for req in batch.reqs), *(1,) * (batch.padded_size - batch.size))
@@ -70,9 +70,7 @@ class AttentionDispatcher:
         q_lens_host = tuple(req.extend_len for req in batch.reqs)
         kv_lens_host = tuple(req.device_len for req in batch.reqs)
         total, device = sum(q_lens_host), state.lengths.device
-        req_of_token = torch.repeat_interleave(
-            torch.arange(batch.size, device=device), sent.q_lens, output_size=total
-        )
+        req_of_token = torch.repeat_interleave(torch.arange(batch.size, device=device), sent.q_lens, output_size=total)
         offset = sent.cached - sent.cu_q[:-1]
         positions = torch.arange(total, dtype=torch.int32, device=device) + offset[req_of_token]
         rows = sent.rows.clone()  # the staging buffer is reused by the next upload
@@ -128,13 +126,11 @@ class AttentionDispatcher:
 
     def update_metadata(self, batch: Batch) -> None:
         """Device operations once per step, captured with it."""
-        self.backends[batch.phase].update_metadata(batch)
+        self.backends[batch.phase].update_metadata(_for_backends(batch))
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: Batch
-    ) -> torch.Tensor:
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: Batch) -> torch.Tensor:
         """q (T, H, D), k and v (T, K, D) -> new (T, H, D)."""
-        return self.backends[batch.phase].forward(q, k, v, layer_id, batch)
+        return self.backends[batch.phase].forward(q, k, v, layer_id, _for_backends(batch))
 
     # Capture.
 
@@ -144,7 +140,7 @@ class AttentionDispatcher:
 
     def prepare_for_capture(self, batch: Batch) -> None:
         """Host work before a capture; the batch has a view."""
-        self.backends["decode"].prepare_for_capture(batch)
+        self.backends["decode"].prepare_for_capture(_for_backends(batch))
 
     def close(self) -> None:
         """Free the backends."""
@@ -157,6 +153,11 @@ class AttentionDispatcher:
             if not any(backend is other for other in found):
                 found.append(backend)
         return found
+
+
+def _for_backends(batch: Batch) -> BatchLike:
+    """A batch whose inputs and view are derived is what backends are promised."""
+    return cast("BatchLike", batch)
 
 
 def _by_hand(given: torch.Tensor | None, derived: torch.Tensor) -> torch.Tensor:

@@ -63,9 +63,7 @@ class Engine:
 
         # ---- attention before the pool, so that its workspace counts --------------------------------------
         backends = setups.build_attention()
-        self.attn_backend = AttentionDispatcher(
-            backends, setups.host_plan_phases(), self.page_size, self.max_seq_len
-        )
+        self.attn_backend = AttentionDispatcher(backends, setups.host_plan_phases(), self.page_size, self.max_seq_len)
         self.ctx.attn = self.attn_backend
 
         # ---- the pool, the device state --------------------------------------------------------------------
@@ -189,4 +187,3 @@ class Engine:
         for name in ("model", "stepper", "sampler", "state", "page_table", "attn_backend", "graph_runner"):
             setattr(self, name, None)
         self.platform.close()
-

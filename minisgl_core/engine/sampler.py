@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from minisgl_core.plugin_api import SampleArgs
 from .state import pack_params
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from minisgl_core.core import Batch, Req, SamplingParams
     from minisgl_core.plugin_api import LayerOps, SamplingMode
 
@@ -144,6 +146,6 @@ def edit_logits(row: torch.Tensor, req: Req) -> None:
         output = torch.from_numpy(req.tokens[req.prompt_len :].astype("int64"))
         ids, counts = output.unique(return_counts=True)
         row[ids.to(row.device)] -= (p.presence_penalty + p.frequency_penalty * counts.float()).to(row.device)
-    for token, value in p.logit_bias:
-        if token < row.numel():  # type: ignore[operator]
-            row[token] += value  # type: ignore[index]
+    for token, value in cast("Sequence[tuple[int, float]]", p.logit_bias):
+        if token < row.numel():
+            row[token] += value

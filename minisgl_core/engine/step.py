@@ -71,9 +71,7 @@ class Stepper:
         assert batch.rows is not None
         rows = batch.rows[: batch.size]
         # The step has moved the lengths on: they now are the positions of the tokens to sample.
-        tokens = self._sampler.sample(
-            self._sampler.edited(logits, batch), rows, self._state.lengths[rows], batch.mode
-        )
+        tokens = self._sampler.sample(self._sampler.edited(logits, batch), rows, self._state.lengths[rows], batch.mode)
         self._state.last_token.index_put_((rows,), tokens.clamp(min=0))
         return tokens
 

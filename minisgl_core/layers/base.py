@@ -13,7 +13,7 @@ class Layer:
     """Base of all layers. Sub-layers are found as attributes, in the order in which they were set."""
 
     def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
-        """Where this rank's weights go. ``prefix`` ends with a dot unless empty; ``names`` is what the checkpoint has."""
+        """Where this rank's weights go. ``prefix``: empty or ending with a dot; ``names``: what the checkpoint has."""
         for name, child in children(self):
             yield from child.slots(f"{prefix}{name}.", names)
 

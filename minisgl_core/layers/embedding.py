@@ -47,9 +47,7 @@ class VocabEmbedding(VocabTable):
 class LMHead(VocabTable):
     """Hidden rows to logits. ``tied``: the embedding whose storage it shares."""
 
-    def __init__(
-        self, ctx: Context, vocab_size: int, hidden_size: int, tied: VocabEmbedding | None = None
-    ) -> None:
+    def __init__(self, ctx: Context, vocab_size: int, hidden_size: int, tied: VocabEmbedding | None = None) -> None:
         super().__init__(ctx, vocab_size, hidden_size, None if tied is None else tied.weight)
         self._tied = tied
         self._prepared: Any = None

@@ -2,7 +2,7 @@
 
 from .attention import AttentionBackend, AttentionSetup, LayerFacts
 from .batch import BatchLike, BatchView, KVPool, StepOutput
-from .comm import Communicator, CommSetup
+from .comm import CommSetup, Communicator
 from .graph import GraphHost, GraphRunner, GraphSetup
 from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
 from .kv import KVKernels, KVSetup

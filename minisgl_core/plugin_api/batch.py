@@ -1,4 +1,7 @@
-"""What a backend sees of a batch and of the KV pool. Shapes: T tokens, B rows, P pages, S page_size, K kv heads, D head_dim."""
+"""What a backend sees of a batch and of the KV pool.
+
+Shapes: T tokens, B rows, P pages, S page_size, K kv heads, D head_dim, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -103,13 +106,12 @@ class BatchLike(Protocol):
     """(T,) int32"""
     out_loc: torch.Tensor
     """(T,) int32 slots this pass writes"""
+    padded_size: int
+    """Rows, padding included; graph runners set it."""
+    mode: Any
+    """The batch's ``SamplingMode``."""
 
     @property
     def size(self) -> int:
         """Real rows."""
-        ...
-
-    @property
-    def padded_size(self) -> int:
-        """Rows, padding included."""
         ...

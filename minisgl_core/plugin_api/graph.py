@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -17,17 +17,17 @@ __all__ = ["GraphHost", "GraphRunner", "GraphSetup"]
 
 
 class GraphHost(Protocol):
-    """What the core does for a graph runner."""
+    """What the core does for a graph runner. Batches are the core's own; runners pass them on."""
 
-    def step(self, batch: BatchLike) -> StepOutput:
+    def step(self, batch: Any) -> StepOutput:
         """Derive metadata, run the model, sample, write tokens back: device work only, safe to capture."""
         ...
 
-    def make_capture_batch(self, size: int, mode: SamplingMode) -> BatchLike:
+    def make_capture_batch(self, size: int, mode: SamplingMode) -> Any:
         """A decode batch of ``size`` dummy rows whose inputs are the fixed device buffers; attention is prepared."""
         ...
 
-    def prepare_replay(self, batch: BatchLike) -> None:
+    def prepare_replay(self, batch: Any) -> None:
         """The host plan of backends that declare ``host_plan``; free for the others."""
         ...
 
@@ -35,7 +35,7 @@ class GraphHost(Protocol):
         """Every fixed buffer that a captured step reads, by name."""
         ...
 
-    def expected_inputs(self, batch: BatchLike) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+    def expected_inputs(self, batch: Any) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
         """By buffer name: (the part of the buffer this batch reads, what the host's own records say it must hold)."""
         ...
 

@@ -35,7 +35,8 @@ class KVKernels(Protocol):
 
     def index(self, table: torch.Tensor, ids: torch.Tensor, start: int, rows: int) -> torch.Tensor:
         """Rows of this rank's part of a vocabulary table: new (T, N) = ``table[ids - start]`` where
-        ``start <= ids < start + rows``, else zeros. ids (T,) int32."""
+        ``start <= ids < start + rows``, else zeros. ids (T,) int32.
+        """
         ...
 
     def match_len(self, a: np.ndarray, b: np.ndarray) -> int:

@@ -27,7 +27,7 @@ class MoESetup:
 
 
 class MoEExecutor(Protocol):
-    """Runs the routed experts. Built as ``Class(setup, options)``. Routing, all-reduce and shared experts are the core's."""
+    """Runs the routed experts; routing, all-reduce and shared experts are the core's. Built as ``Class(setup, options)``."""
 
     def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> Any:
         """Take w13 (E, 2I, N), gate rows first, and w2 (E, N, I), once; may repack; the core drops its tensors."""
@@ -36,9 +36,9 @@ class MoEExecutor(Protocol):
     def forward(
         self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, weights: Any, layer_id: int
     ) -> torch.Tensor:
-        """x (T, N), topk_ids (T, k) int32 (-1 = padding: contributes nothing), topk_weights (T, k) float32 -> new (T, N).
+        """x (T, N), topk_ids (T, k) int32, topk_weights (T, k) float32 -> new (T, N).
 
-        x is not changed.
+        An id of -1 is padding and contributes nothing. x is not changed.
         """
         ...
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["OP_NAMES", "LayerOps", "OpsSetup", "SampleArgs", "SamplingMode"]
 
 SamplingMode = Literal["greedy", "random", "filtered"]
-"""greedy: every row is an argmax. random: some rows have a temperature. filtered: some rows have top-k, top-p or min-p."""
+"""greedy: every row is an argmax. random: some rows have a temperature. filtered: some have top-k, top-p or min-p."""
 
 OP_NAMES: Final = (
     "rms_norm",
@@ -115,8 +115,9 @@ class LayerOps(Protocol):
         ...
 
     def sample(self, logits: torch.Tensor, args: SampleArgs, mode: SamplingMode) -> torch.Tensor:
-        """Logits (B, V) -> ids (B,) int32. Rows of temperature 0 are a true argmax, lowest id on a tie. Noise depends on
-        (seed, position, token id) only, as :func:`minisgl_core.builtin.ops.gumbel_noise` defines it."""
+        """Logits (B, V) -> ids (B,) int32; -1 for a row whose maximum is NaN. Rows of temperature 0 are a true argmax,
+        lowest id on a tie. Noise depends on (seed, position, token id) only, as the core's ``gumbel_noise`` defines it.
+        """
         ...
 
     def close(self) -> None: ...
