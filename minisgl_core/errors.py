@@ -5,6 +5,9 @@ The command line prints ``str(error)`` and exits with ``exit_code``; a traceback
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "AdmissionError",
     "BackendError",
@@ -13,7 +16,14 @@ __all__ = [
     "EngineError",
     "MinisglError",
     "UsageError",
+    "nearest",
 ]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'?`` for the known name closest to a mistyped one; empty if none is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""
 
 
 class MinisglError(Exception):

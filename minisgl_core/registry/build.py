@@ -1,0 +1,121 @@
+"""From a choice to an object: import the factory, validate the options, construct. Failures name the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from minisgl_core import plugin_api
+from minisgl_core.errors import BackendError, ConfigError, MinisglError, nearest
+from minisgl_core.plugin_api import API_VERSIONS, CannotRun, Role
+
+from .imports import import_object
+from .plan import Choice
+
+__all__ = ["build", "load_class"]
+
+_PROTOCOLS: Final[Mapping[Role, type]] = {
+    "attention": plugin_api.AttentionBackend,
+    "graph": plugin_api.GraphRunner,
+    "kv": plugin_api.KVKernels,
+    "moe": plugin_api.MoEExecutor,
+    "ops": plugin_api.LayerOps,
+    "linear": plugin_api.LinearBackend,
+    "comm": plugin_api.Communicator,
+    "platform": plugin_api.Platform,
+}
+
+
+def build(choice: Choice, setup: object) -> Any:
+    """``Class(setup, options)`` of a chosen backend, its methods checked.
+
+    Raises :class:`ConfigError` for options that it does not accept, :class:`BackendError` for its refusal
+    (:class:`CannotRun`) and for anything else that it raises.
+    """
+    cls = load_class(choice)
+    options = _options(choice)
+    try:
+        return cls(setup, options)
+    except CannotRun as refused:
+        raise _error(choice, f"cannot run here: {refused.reason}") from refused
+    except MinisglError:
+        raise
+    except Exception as error:
+        raise _error(choice, f"failed to start: {type(error).__name__}: {error}") from error
+
+
+def load_class(choice: Choice) -> Any:
+    """The class of a choice (models and platforms are constructed by the engine). Its role's methods are checked."""
+    try:
+        cls = import_object(choice.factory)
+    except MinisglError:
+        raise
+    except Exception as error:
+        raise _error(choice, f"cannot be imported: {type(error).__name__}: {error}") from error
+    missing = [name for name in _methods(choice) if not callable(getattr(cls, name, None))]
+    if missing:
+        version = API_VERSIONS[choice.role]
+        raise _error(choice, f"{choice.factory} lacks {', '.join(missing)} of the {choice.role} API {version}")
+    return cls
+
+
+def _methods(choice: Choice) -> list[str]:
+    protocol = _PROTOCOLS.get(choice.role)
+    if protocol is None:
+        return []
+    if choice.role == "ops":
+        return [*choice.ops, "close"]
+    return [name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")]
+
+
+def _options(choice: Choice) -> Any:
+    if choice.options_model is None:
+        if choice.options:
+            raise ConfigError(
+                f"{choice.role}:{choice.name} takes no options", field=_setting(choice), value=dict(choice.options)
+            )
+        return None
+    try:
+        model = import_object(choice.options_model)
+        known = {field.alias or name for name, field in model.model_fields.items()}
+    except Exception as error:
+        raise _error(choice, f"its options model cannot be used: {type(error).__name__}: {error}") from error
+    for key, value in choice.options.items():
+        if key not in known:
+            raise ConfigError(
+                f"unknown option {key!r} in {_setting(choice)}",
+                field=f"{_setting(choice)}.{key}",
+                value=value,
+                remedy=nearest(key, known) or f"it has {', '.join(sorted(known)) or 'no options'}",
+            )
+    try:
+        return model.model_validate(dict(choice.options))
+    except ValueError as error:
+        raise ConfigError(
+            f"{_setting(choice)} is not valid: {_first_problem(error)}",
+            field=_setting(choice),
+            value=dict(choice.options),
+            remedy=f"options of {choice.distribution} {choice.version}",
+        ) from error
+
+
+def _first_problem(error: ValueError) -> str:
+    """``field: message, got value`` of a pydantic error, on one line."""
+    problems: list[Any] = getattr(error, "errors", list)()
+    if not problems:
+        return str(error)
+    first = problems[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
+
+
+def _setting(choice: Choice) -> str:
+    return f'backends.options."{choice.role}:{choice.name}"'
+
+
+def _error(choice: Choice, what: str) -> BackendError:
+    return BackendError(
+        f"{choice.role} backend {choice.label} {choice.version} {what}",
+        field=f"backends.{choice.role}",
+        value=choice.name,
+        remedy=f"choose another with --backend {choice.role}=NAME",
+    )

@@ -1,0 +1,178 @@
+"""Discovery: every plugin is imported, checked and asked for its backends in isolation from all others."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, EntryPoint
+from typing import Any, Final
+
+import pluggy
+
+from minisgl_core import __version__
+from minisgl_core.plugin_api import PROJECT, BackendSpec, hooks
+
+from .contract import HOOKS, PluginFault, check_api, check_hooks, check_specs
+from .records import CORE, Candidate, PluginRecord, Registry, check_lists, exclusion
+from .scan import Found, core_requirement_problem, is_editable, scan
+
+__all__ = ["BUILTIN", "discover"]
+
+BUILTIN: Final = "minisgl_core.builtin.plugin"
+"""The core's own plugin module; loaded like any other, and there even where the core is not installed but on a path."""
+
+_HEAVY: Final = ("torch", "pydantic", "triton", "flashinfer", "flash_attn", "transformers")
+
+
+def discover(
+    distributions: Iterable[Distribution] | None = None, *, allow: Sequence[str] = (), deny: Sequence[str] = ()
+) -> Registry:
+    """Load all plugins among these distributions (None = the installed ones).
+
+    A plugin's failure never raises here: it is in its record. ``allow`` and ``deny`` keep distributions from being
+    imported; a name in them that matches nothing is a :class:`ConfigError`.
+    """
+    found, notes = scan(importlib.metadata.distributions() if distributions is None else distributions)
+    found = [item for item in found if item.name != CORE]
+    check_lists([CORE, *(item.name for item in found)], allow, deny)
+    manager = _new_manager()
+    records = [_load(_Source(CORE, f"core = {BUILTIN}", __version__, module=BUILTIN), manager)]
+    for item in found:
+        records.extend(_load(source, manager) for source in _sources(item, allow, deny))
+    return Registry(tuple(records), tuple(notes), manager)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One plugin before it is loaded."""
+
+    distribution: str
+    entry_point: str
+    version: str
+    module: str = ""
+    attribute: str = ""
+    editable: bool = False
+    problem: str = ""
+    excluded: str = ""
+
+
+def _sources(found: Found, allow: Sequence[str], deny: Sequence[str]) -> list[_Source]:
+    version, problem = "", found.problem
+    if not problem:
+        try:
+            version = found.distribution.version
+            problem = core_requirement_problem(found.distribution, __version__)
+        except Exception as error:
+            problem = f"its metadata cannot be read: {type(error).__name__}: {error}"
+    excluded = exclusion(found.name, allow, deny)
+    if problem:
+        return [_Source(found.name, _entry_text(found.entries), version, problem=problem, excluded=excluded)]
+    return [
+        _Source(
+            found.name,
+            f"{entry.name} = {entry.value}",
+            version,
+            module=entry.module,
+            attribute=entry.attr or "",
+            editable=is_editable(found.distribution),
+            excluded=excluded,
+        )
+        for entry in sorted(found.entries, key=lambda entry: entry.name)
+    ]
+
+
+def _entry_text(entries: Sequence[EntryPoint]) -> str:
+    return ", ".join(f"{entry.name} = {entry.value}" for entry in entries)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is known of a plugin when it fails half-way."""
+
+    file: str = ""
+    import_ms: float = 0.0
+    heavy_imports: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = field(default=())
+
+
+def _load(source: _Source, manager: pluggy.PluginManager) -> PluginRecord:
+    progress, failure = _Progress(), source.problem
+    if not failure and not source.excluded:
+        try:
+            _load_into(source, progress, manager)
+        except KeyboardInterrupt:
+            raise
+        except PluginFault as fault:
+            failure = str(fault)
+        except BaseException as error:  # a plugin may even call sys.exit() when imported
+            failure = f"{type(error).__name__}: {error}".strip(": \n").replace("\n", " ")
+    return PluginRecord(
+        distribution=source.distribution,
+        entry_point=source.entry_point,
+        version=source.version,
+        file=progress.file,
+        editable=source.editable,
+        import_ms=progress.import_ms,
+        heavy_imports=progress.heavy_imports,
+        hooks=progress.hooks,
+        candidates=() if failure else progress.candidates,
+        failure="" if source.excluded else failure,
+        excluded=source.excluded,
+    )
+
+
+def _load_into(source: _Source, progress: _Progress, manager: pluggy.PluginManager) -> None:
+    plugin = _import(source, progress)
+    progress.hooks = check_hooks(plugin)
+    check_api(plugin, progress.hooks)
+    scratch = _new_manager()
+    scratch.register(plugin, name=source.distribution)
+    scratch.check_pending()
+    specs: list[BackendSpec] = []
+    for hook in progress.hooks:
+        if hook in HOOKS.values():
+            specs.extend(check_specs(hook, getattr(scratch.hook, hook)()))
+    progress.candidates = tuple(
+        Candidate(spec, source.distribution, source.version, index) for index, spec in enumerate(specs)
+    )
+    _refuse_duplicates(progress.candidates)
+    name = f"{source.distribution}:{source.entry_point}"
+    try:
+        manager.register(plugin, name=name)
+    except BaseException:
+        if manager.has_plugin(name):  # pluggy before 1.7 leaves half a registration behind
+            manager.unregister(name=name)
+        raise
+
+
+def _import(source: _Source, progress: _Progress) -> Any:
+    before = {name for name in _HEAVY if name in sys.modules}
+    start = time.perf_counter()
+    try:
+        plugin: Any = importlib.import_module(source.module)
+        for attribute in filter(None, source.attribute.split(".")):
+            plugin = getattr(plugin, attribute)
+    finally:
+        progress.import_ms = (time.perf_counter() - start) * 1000
+        progress.heavy_imports = tuple(name for name in _HEAVY if name in sys.modules and name not in before)
+        progress.file = getattr(sys.modules.get(source.module), "__file__", None) or ""
+    return plugin
+
+
+def _refuse_duplicates(candidates: Sequence[Candidate]) -> None:
+    seen: set[str] = set()
+    for candidate in candidates:
+        if candidate.key in seen:
+            raise PluginFault(f"it offers {candidate.spec.role}:{candidate.label} twice; give one a variant")
+        seen.add(candidate.key)
+
+
+def _new_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hooks)
+    return manager

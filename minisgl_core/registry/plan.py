@@ -1,0 +1,194 @@
+"""The plan: which backend does what. Plain JSON, the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from minisgl_core.errors import BackendError
+from minisgl_core.plugin_api import GraphLevel, Phase, Role
+
+from .query import Slot
+
+__all__ = ["Bucket", "Choice", "Plan"]
+
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One backend, as chosen: all that is needed to build it in another process."""
+
+    role: Role
+    name: str
+    variant: str
+    distribution: str
+    version: str
+    factory: str
+    options_model: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ops: tuple[str, ...] = ()
+    """Operations that it offers (role ``ops``)."""
+    page_size: int | None = None
+    """Page size of its kernels, a divisor of the pool's; None where pages do not matter to it."""
+    host_plan: tuple[Phase, ...] = ()
+    finite_tail: bool = False
+    per_row_seed: bool = False
+    graph: GraphLevel = "never"
+
+    @property
+    def label(self) -> str:
+        """Such as ``fa/fa3@minisgl-fa``."""
+        variant = f"/{self.variant}" if self.variant else ""
+        return f"{self.name}{variant}@{self.distribution}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "role": self.role,
+            "name": self.name,
+            "variant": self.variant,
+            "distribution": self.distribution,
+            "version": self.version,
+            "factory": self.factory,
+            "options_model": self.options_model,
+            "options": json.loads(json.dumps(dict(self.options))),
+            "ops": list(self.ops),
+            "page_size": self.page_size,
+            "host_plan": list(self.host_plan),
+            "finite_tail": self.finite_tail,
+            "per_row_seed": self.per_row_seed,
+            "graph": self.graph,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        """The inverse of :meth:`to_json`."""
+        return cls(**{**data, "ops": tuple(data["ops"]), "host_plan": tuple(data["host_plan"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Where a choice applies: a slot, and for how many rows. ``batch`` is an inclusive range, None = every size."""
+
+    slot: Slot
+    choice: Choice
+    batch: tuple[int, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "role": self.slot.role,
+            "phase": self.slot.phase,
+            "op": self.slot.op,
+            "shape": None if self.slot.shape is None else list(self.slot.shape),
+            "batch": None if self.batch is None else list(self.batch),
+            "choice": self.choice.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Bucket:
+        """The inverse of :meth:`to_json`."""
+        slot = Slot(data["role"], data["phase"], data["op"], _pair(data["shape"]))
+        return cls(slot, Choice.from_json(data["choice"]), _pair(data["batch"]))
+
+
+def _pair(data: Iterable[int] | None) -> tuple[int, int] | None:
+    return None if data is None else cast("tuple[int, int]", tuple(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The resolved choice of backends of one engine."""
+
+    page_size: int
+    kv_layout: str
+    graph: bool
+    """Are decode steps captured?"""
+    dtype: str
+    kv_dtype: str
+    tp_size: int
+    device: str
+    """Such as ``cpu`` or ``cuda sm90``."""
+    architecture: str
+    core_version: str
+    buckets: tuple[Bucket, ...]
+    fallbacks: tuple[str, ...] = ()
+    """Where a later name of an ordered list was taken, and why."""
+
+    def choice(
+        self,
+        role: Role,
+        *,
+        phase: Phase | None = None,
+        op: str | None = None,
+        shape: tuple[int, int] | None = None,
+        batch: int | None = None,
+    ) -> Choice:
+        """The backend of a slot; the narrowest bucket that covers it. Raises :class:`BackendError` if there is none."""
+        fitting = [
+            bucket
+            for bucket in self.buckets
+            if bucket.slot.role == role
+            and bucket.slot.phase in (None, phase)
+            and bucket.slot.op in (None, op)
+            and bucket.slot.shape in (None, shape)
+            and (bucket.batch is None or (batch is not None and bucket.batch[0] <= batch <= bucket.batch[1]))
+        ]
+        if not fitting:
+            raise BackendError(
+                f"the plan has no backend for {Slot(role, phase, op, shape).label}",
+                field=role,
+                value=op or phase,
+                remedy=f"it has {', '.join(sorted({bucket.slot.label for bucket in self.buckets}))}",
+            )
+        return max(fitting, key=lambda bucket: (bucket.slot.shape is not None, bucket.batch is not None)).choice
+
+    def choices(self, role: Role) -> tuple[Choice, ...]:
+        """The distinct backends of a role, in the plan's order."""
+        found = [bucket.choice for bucket in self.buckets if bucket.slot.role == role]
+        return tuple({json.dumps(choice.to_json()): choice for choice in found}.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "format": _FORMAT,
+            "page_size": self.page_size,
+            "kv_layout": self.kv_layout,
+            "graph": self.graph,
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "tp_size": self.tp_size,
+            "device": self.device,
+            "architecture": self.architecture,
+            "core_version": self.core_version,
+            "buckets": [bucket.to_json() for bucket in self.buckets],
+            "fallbacks": list(self.fallbacks),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | str) -> Plan:
+        """The inverse of :meth:`to_json`; also takes the text."""
+        fields = dict(json.loads(data) if isinstance(data, str) else data)
+        found = fields.pop("format", None)
+        if found != _FORMAT:
+            raise BackendError(
+                f"a plan of format {found!r} cannot be read, this core reads format {_FORMAT}",
+                field="plan",
+                value=found,
+                remedy="let this version resolve it again",
+            )
+        buckets = tuple(Bucket.from_json(bucket) for bucket in fields.pop("buckets"))
+        return cls(**{**fields, "buckets": buckets, "fallbacks": tuple(fields["fallbacks"])})
+
+    def digest(self) -> str:
+        """A short text that is equal on two ranks only if their plans are."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def summary(self) -> dict[str, str]:
+        """Slot label -> backend label, for logs and metric labels."""
+        return {bucket.slot.label: bucket.choice.label for bucket in self.buckets}

@@ -1,0 +1,262 @@
+"""What is asked of the plugins: the facts of model, device and configuration, and each role's part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from minisgl_core.errors import ConfigError
+from minisgl_core.plugin_api import OP_NAMES, Phase, Role
+
+__all__ = [
+    "ANY_KEY",
+    "DeviceFacts",
+    "Joint",
+    "ModelFacts",
+    "Need",
+    "PlanQuery",
+    "Slot",
+    "need_of",
+    "rank_heads",
+    "slots_of",
+    "weight_shape",
+]
+
+ANY_KEY: Final = "*"
+"""In a role's table: everything that has no key of its own."""
+
+BackendChoice = str | Sequence[str] | Mapping[str, Any]
+
+
+class _MoEFacts(Protocol):
+    @property
+    def num_experts(self) -> int: ...
+
+
+class ModelFacts(Protocol):
+    """The part of a model's config that resolving reads; :class:`minisgl_core.modelconfig.ModelConfig` has it."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_q_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def windows(self) -> tuple[int | None, ...]: ...
+    @property
+    def moe(self) -> _MoEFacts | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """One device, as data. ``sm`` is the CUDA compute capability times ten (90 = 9.0), None elsewhere."""
+
+    kind: Literal["cpu", "cuda"]
+    sm: int | None = None
+    name: str = ""
+    total_bytes: int = 0
+    count: int = 1
+    driver: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} sm{self.sm}" if self.sm is not None else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuery:
+    """Everything that a plan depends on, apart from what is installed.
+
+    ``max_seq_len`` 0 means the model's own limit, ``kv_dtype`` ``"auto"`` the model's dtype. ``backends`` maps a role
+    to ``"auto"``, a name, an ordered list of names, or a table by phase (attention), operation (ops) or ``NxK`` shape
+    (linear). A name may be narrowed to ``name/variant`` and ``name@distribution``. ``options`` are by ``"ROLE:NAME"``.
+    ``calibration`` maps a slot such as ``attention.decode`` to measured costs by backend name (lower is better).
+    """
+
+    model: ModelFacts
+    device: DeviceFacts
+    dtype: str
+    kv_dtype: str = "auto"
+    page_size: int | Literal["auto"] = "auto"
+    tp_size: int = 1
+    max_seq_len: int = 0
+    graph: bool = False
+    """Are graphs asked for?"""
+    max_running_req: int = 256
+    backends: Mapping[str, BackendChoice] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    allow: Sequence[str] = ()
+    """Distributions to load, no others; empty = all."""
+    deny: Sequence[str] = ()
+    calibration: Mapping[str, Mapping[str, float]] | None = None
+    kv_layouts: tuple[str, ...] = ("NHD",)
+    """Pool layouts that the engine can allocate."""
+
+    @property
+    def pool_dtype(self) -> str:
+        """The dtype of the KV pool."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def seq_limit(self) -> int:
+        """Longest sequence that this engine will hold."""
+        return self.max_seq_len or self.model.max_position_embeddings
+
+
+class Slot(NamedTuple):
+    """One decision of a plan: a role, narrowed where the role is resolved piece by piece."""
+
+    role: Role
+    phase: Phase | None = None
+    op: str | None = None
+    shape: tuple[int, int] | None = None
+    """(N, K) of a matrix product"""
+
+    @property
+    def label(self) -> str:
+        """Such as ``attention.decode``, ``ops.sample``, ``linear.4096x1024`` or ``kv``."""
+        part = self.phase or self.op or (f"{self.shape[0]}x{self.shape[1]}" if self.shape else "")
+        return f"{self.role}.{part}" if part else self.role
+
+
+class Joint(NamedTuple):
+    """The values on which all roles must agree."""
+
+    page_size: int
+    kv_layout: str
+    graph: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one slot asks of a backend's caps. None (or an empty set) means that it does not ask."""
+
+    device: DeviceFacts | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    head_dim: int | None = None
+    gqa_ratio: int | None = None
+    page_size: int | None = None
+    kv_layout: str | None = None
+    phase: Phase | None = None
+    capture: bool = False
+    """Must it survive capture?"""
+    no_capture: bool = False
+    """Must it be a runner that never captures?"""
+    features: Mapping[str, str] = field(default_factory=dict)
+    """Needed features, each with what would make it unnecessary."""
+    op: str | None = None
+    format: str | None = None
+    architecture: str | None = None
+
+
+_STORING_OPS: Final = ("qk_norm_rope_store",)
+"""Operations that write the pool, so that its dtype and layout matter to them."""
+
+
+def rank_heads(query: PlanQuery) -> tuple[int, int]:
+    """This rank's (query heads, kv heads), kv heads replicated where there are fewer than ranks."""
+    q_heads, kv_heads, tp = query.model.num_q_heads, query.model.num_kv_heads, query.tp_size
+    if tp < 1:
+        raise ConfigError(f"tp_size {tp} is not positive", field="tp_size", value=tp, remedy="use 1 or more ranks")
+    whole = kv_heads % tp == 0 if kv_heads >= tp else tp % kv_heads == 0
+    if q_heads % tp or not whole:
+        raise ConfigError(
+            f"{q_heads} query heads and {kv_heads} kv heads cannot be cut over tp_size {tp}",
+            field="tp_size",
+            value=tp,
+            remedy=f"use a tp_size that divides {q_heads} and that divides {kv_heads} or is a multiple of it",
+        )
+    return q_heads // tp, max(kv_heads // tp, 1)
+
+
+def slots_of(query: PlanQuery) -> list[Slot]:
+    """Every decision that a plan for this query holds, in the order in which solutions are compared."""
+    moe = query.model.moe is not None
+    linear = query.backends.get("linear")
+    shapes = [name for name in linear if name != ANY_KEY] if isinstance(linear, Mapping) else []
+    return [
+        Slot("attention", phase="decode"),
+        Slot("attention", phase="prefill"),
+        Slot("kv"),
+        Slot("graph"),
+        *([Slot("moe")] if moe else []),
+        *(Slot("ops", op=name) for name in OP_NAMES if moe or name != "route"),
+        Slot("linear"),
+        *(Slot("linear", shape=weight_shape(name)) for name in shapes),
+        Slot("comm"),
+        Slot("platform"),
+        Slot("models"),
+    ]
+
+
+def weight_shape(text: str) -> tuple[int, int] | None:
+    """``"4096x1024"`` -> (4096, 1024), :data:`ANY_KEY` -> None. Raises :class:`ConfigError` for anything else."""
+    if text == ANY_KEY:
+        return None
+    n, _, k = text.partition("x")
+    if not (n.isdecimal() and k.isdecimal()):
+        raise ConfigError(
+            f"backends.linear has the key {text!r}",
+            field="backends.linear",
+            value=text,
+            remedy=f"use a weight's shape such as 4096x1024, or {ANY_KEY} for all others",
+        )
+    return int(n), int(k)
+
+
+def need_of(slot: Slot, query: PlanQuery, joint: Joint) -> Need:
+    """What this slot asks for; the roles' rules are those of the table in :class:`minisgl_core.plugin_api.Caps`."""
+    device, dtype, capture = query.device, query.dtype, joint.graph
+    if slot.role == "attention":
+        q_heads, kv_heads = rank_heads(query)
+        return Need(
+            device=device,
+            dtype=dtype,
+            kv_dtype=query.pool_dtype,
+            head_dim=query.model.head_dim,
+            gqa_ratio=q_heads // kv_heads,
+            page_size=joint.page_size,
+            kv_layout=joint.kv_layout,
+            phase=slot.phase,
+            capture=capture and slot.phase == "decode",
+            features=_attention_features(query),
+        )
+    if slot.role == "kv" or slot.op in _STORING_OPS:
+        return Need(
+            device=device,
+            dtype=dtype,
+            kv_dtype=query.pool_dtype,
+            head_dim=query.model.head_dim,
+            page_size=joint.page_size,
+            kv_layout=joint.kv_layout,
+            capture=capture,
+            op=slot.op,
+        )
+    if slot.role == "graph":
+        return Need(device=device, capture=capture, no_capture=query.graph and not capture)
+    if slot.role == "comm":
+        return Need(device=device, dtype=dtype, capture=capture and query.tp_size > 1)
+    if slot.role == "platform":
+        return Need(device=device)
+    if slot.role == "models":
+        return Need(architecture=query.model.architecture)
+    weight_format = "plain" if slot.role == "linear" else None
+    return Need(device=device, dtype=dtype, capture=capture, op=slot.op, format=weight_format)
+
+
+def _attention_features(query: PlanQuery) -> dict[str, str]:
+    features = {}
+    windows = [window for window in query.model.windows if window is not None and window < query.seq_limit]
+    if windows:
+        features["window"] = f"max_seq_len={min(windows)} needs none"
+    if query.pool_dtype.startswith("float8"):
+        features["fp8_kv"] = "kv_dtype=auto needs none"
+    return features

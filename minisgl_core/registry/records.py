@@ -1,0 +1,160 @@
+"""What discovery found: plugins with their provenance, their failures, and the backends they offer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pluggy
+from packaging.utils import canonicalize_name
+
+from minisgl_core.errors import ConfigError, nearest
+from minisgl_core.plugin_api import BackendSpec, Role
+
+__all__ = ["CORE", "Candidate", "Note", "PluginRecord", "Registry"]
+
+CORE: Final = "minisgl-core"
+"""The distribution of the core and of its built-in backends."""
+
+logger = logging.getLogger("minisgl.registry")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A spec and the distribution it comes from. ``index`` is its place in what the plugin returned."""
+
+    spec: BackendSpec
+    distribution: str
+    version: str
+    index: int = 0
+
+    @property
+    def label(self) -> str:
+        """Such as ``fa/fa3@minisgl-fa``."""
+        variant = f"/{self.spec.variant}" if self.spec.variant else ""
+        return f"{self.spec.name}{variant}@{self.distribution}"
+
+    @property
+    def key(self) -> str:
+        """Unique in a registry: such as ``attention:fa/fa3@minisgl-fa``."""
+        return f"{self.spec.role}:{self.label}"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRecord:
+    """One entry point: where it comes from and what became of it. It has candidates or a failure, never both."""
+
+    distribution: str
+    entry_point: str
+    """``name = value``"""
+    version: str = ""
+    file: str = ""
+    editable: bool = False
+    import_ms: float = 0.0
+    heavy_imports: tuple[str, ...] = ()
+    """Heavy packages that its import pulled in first."""
+    hooks: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    failure: str = ""
+    excluded: str = ""
+    """The list that keeps it out: ``allow`` or ``deny``; it is not imported then."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "distribution": self.distribution,
+            "entry_point": self.entry_point,
+            "version": self.version,
+            "file": self.file,
+            "editable": self.editable,
+            "import_ms": round(self.import_ms, 3),
+            "heavy_imports": list(self.heavy_imports),
+            "hooks": list(self.hooks),
+            "backends": [f"{item.spec.role}:{item.label}" for item in self.candidates],
+            "failure": self.failure or None,
+            "excluded": self.excluded or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something odd about the installation itself, such as stale metadata that hides a distribution."""
+
+    distribution: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All plugins of this installation."""
+
+    plugins: tuple[PluginRecord, ...]
+    notes: tuple[Note, ...] = ()
+    manager: pluggy.PluginManager | None = field(default=None, compare=False, repr=False)
+    """Holds the plugins that passed every check, by the name that :class:`PluginRecord` calls ``distribution``."""
+
+    def candidates(self, role: Role) -> tuple[Candidate, ...]:
+        """Every backend on offer for a role, in a fixed order that does not depend on installation."""
+        found = [item for plugin in self.plugins for item in plugin.candidates if item.spec.role == role]
+        return tuple(sorted(found, key=lambda item: (item.spec.name, item.distribution, item.index)))
+
+    def failures(self) -> tuple[PluginRecord, ...]:
+        """The plugins that could not be loaded."""
+        return tuple(plugin for plugin in self.plugins if plugin.failure)
+
+    def restricted(self, allow: Sequence[str], deny: Sequence[str]) -> Registry:
+        """Without the plugins that the lists exclude. Raises :class:`ConfigError` for a name that matches nothing."""
+        check_lists([plugin.distribution for plugin in self.plugins], allow, deny)
+        kept = tuple(plugin for plugin in self.plugins if not exclusion(plugin.distribution, allow, deny))
+        return Registry(kept, self.notes, self.manager)
+
+    def announce(self, plan: Mapping[str, object]) -> None:
+        """Call the observers. One that raises is logged and hinders nobody."""
+        if self.manager is None:
+            return
+        plugins = self.manager.get_plugins()
+        kept = {plugin.distribution for plugin in self.plugins if plugin.candidates}
+        for plugin in plugins:
+            name = self.manager.get_name(plugin) or ""
+            if name.partition(":")[0] not in kept:
+                continue
+            caller = self.manager.subset_hook_caller("minisgl_plan_resolved", plugins - {plugin})
+            try:
+                caller(plan=plan)
+            except Exception:
+                logger.exception("the plan observer of plugin %s failed", name)
+
+
+def exclusion(distribution: str, allow: Sequence[str], deny: Sequence[str]) -> str:
+    """Which list keeps a distribution out; empty if none does. The core itself is always in."""
+    name = canonicalize_name(distribution)
+    if name == CORE:
+        return ""
+    if name in {canonicalize_name(item) for item in deny}:
+        return "deny"
+    if allow and name not in {canonicalize_name(item) for item in allow}:
+        return "allow"
+    return ""
+
+
+def check_lists(installed: Sequence[str], allow: Sequence[str], deny: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` for a listed name that no installed plugin has, and for denying the core."""
+    known = {canonicalize_name(name) for name in installed}
+    for setting, names in (("plugins.allow", allow), ("plugins.deny", deny)):
+        for name in names:
+            if canonicalize_name(name) not in known:
+                raise ConfigError(
+                    f"{setting} names {name!r}, which is no installed plugin",
+                    field=setting,
+                    value=name,
+                    remedy=nearest(name, known) or f"installed: {', '.join(sorted(known)) or 'none'}",
+                )
+    if CORE in {canonicalize_name(name) for name in deny}:
+        raise ConfigError(
+            f"plugins.deny names {CORE}, which nothing runs without",
+            field="plugins.deny",
+            value=CORE,
+            remedy="remove it; choose other backends by name in [backends]",
+        )

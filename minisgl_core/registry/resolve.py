@@ -1,0 +1,222 @@
+"""From a query to a plan: check the config's names, solve, probe the chosen, solve again without those that failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from minisgl_core import __version__
+from minisgl_core.errors import BackendError, ConfigError, nearest
+from minisgl_core.plugin_api import ROLES, Reason, Role
+
+from .loader import discover
+from .matching import kernel_page_size
+from .plan import Bucket, Choice, Plan
+from .probe import ProbeRequest, run_probes
+from .query import PlanQuery, rank_heads
+from .ranking import AUTO, check_backends, selects
+from .records import Candidate, PluginRecord, Registry
+from .refusal import refusal, unknown_backend
+from .requirements import Environment, Installed
+from .solve import Solution, Verdict, solve
+
+__all__ = ["Prober", "check_query", "plan_of", "resolve_plan"]
+
+Prober = Callable[[Sequence[ProbeRequest]], Mapping[str, Reason]]
+"""Runs probes; returns the refusals by :attr:`ProbeRequest.key`."""
+
+logger = logging.getLogger("minisgl.registry")
+
+
+def resolve_plan(
+    query: PlanQuery,
+    registry: Registry | None = None,
+    *,
+    environment: Environment | None = None,
+    prober: Prober | None = None,
+) -> Plan:
+    """The plan for a query. Logs fallbacks and failed plugins and tells the observers.
+
+    Raises :class:`BackendError`, with every candidate's reasons, if there is none, and :class:`ConfigError` for a
+    config that makes no sense.
+    """
+    if registry is None:
+        registry = discover(allow=query.allow, deny=query.deny)
+    registry = registry.restricted(query.allow, query.deny)
+    check_query(query, registry)
+    for plugin in registry.failures():
+        logger.warning("plugin %s is not used: %s", plugin.distribution, plugin.failure)
+    plan = _solve_and_probe(query, registry, environment or Installed(), prober or run_probes)
+    for line in plan.fallbacks:
+        logger.warning("%s", line)
+    registry.announce(plan.to_json())
+    return plan
+
+
+def _solve_and_probe(query: PlanQuery, registry: Registry, environment: Environment, prober: Prober) -> Plan:
+    struck: dict[str, Reason] = {}
+    passed: set[str] = set()
+    while True:
+        solution = solve(query, registry, environment, struck)
+        if solution.conflict:
+            raise refusal(query, solution, registry)
+        requests = [
+            request for request in _probe_requests(query, solution) if request.key not in passed and request.probe
+        ]
+        refused = prober(requests) if requests else {}
+        passed.update(request.key for request in requests)
+        struck.update(refused)
+        if not refused:
+            return plan_of(query, solution)
+
+
+def _probe_requests(query: PlanQuery, solution: Solution) -> list[ProbeRequest]:
+    q_heads, kv_heads = rank_heads(query)
+    requests = {}
+    for verdict in solution.chosen.values():
+        candidate = verdict.candidate
+        facts: dict[str, Any] = {
+            "role": candidate.spec.role,
+            "name": candidate.spec.name,
+            "variant": candidate.spec.variant,
+            "device": {"kind": query.device.kind, "sm": query.device.sm, "name": query.device.name},
+            "dtype": query.dtype,
+            "kv_dtype": query.pool_dtype,
+            "q_heads": q_heads,
+            "kv_heads": kv_heads,
+            "head_dim": query.model.head_dim,
+            "page_size": solution.joint.page_size,
+            "kv_layout": solution.joint.kv_layout,
+        }
+        requests[candidate.key] = ProbeRequest(
+            candidate.key, candidate.spec.probe or "", facts, candidate.version, query.device.driver
+        )
+    return list(requests.values())
+
+
+def plan_of(query: PlanQuery, solution: Solution) -> Plan:
+    """A solution as a plan."""
+    return Plan(
+        page_size=solution.joint.page_size,
+        kv_layout=solution.joint.kv_layout,
+        graph=solution.joint.graph,
+        dtype=query.dtype,
+        kv_dtype=query.pool_dtype,
+        tp_size=query.tp_size,
+        device=str(query.device),
+        architecture=query.model.architecture,
+        core_version=__version__,
+        buckets=tuple(
+            Bucket(slot, _choice(verdict, query, solution.joint.page_size)) for slot, verdict in solution.chosen.items()
+        ),
+        fallbacks=_fallbacks(query, solution),
+    )
+
+
+def _choice(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice:
+    candidate, box = verdict.candidate, verdict.box
+    if box is None:
+        raise AssertionError(f"{candidate.key} was chosen although it does not fit")
+    spec = candidate.spec
+    return Choice(
+        role=spec.role,
+        name=spec.name,
+        variant=spec.variant,
+        distribution=candidate.distribution,
+        version=candidate.version,
+        factory=spec.factory,
+        options_model=spec.options,
+        options=query.options.get(f"{spec.role}:{spec.name}", {}),
+        ops=tuple(box.ops),
+        page_size=kernel_page_size(box.page_sizes, pool_page_size),
+        host_plan=tuple(box.host_plan),
+        finite_tail=box.finite_tail,
+        per_row_seed=box.per_row_seed,
+        graph=box.graph,
+    )
+
+
+def _fallbacks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
+    lines = []
+    for field in solution.fields:
+        taken = solution.chosen[field.slot].candidate
+        place = field.selection.place(taken) or 0
+        for verdict in field.verdicts(query, solution.joint) if place else ():
+            if (field.selection.place(verdict.candidate) or 0) < place:
+                why = "; ".join(str(reason) for reason in verdict.reasons) or "it does not go with the other choices"
+                lines.append(f"{field.slot.label}: {verdict.candidate.label} cannot run ({why}); using {taken.label}")
+    return tuple(lines)
+
+
+def check_query(query: PlanQuery, registry: Registry) -> None:
+    """Refuse what no solve could make sense of: unknown names, options of nobody, heads that cannot be cut."""
+    if query.page_size != "auto" and query.page_size < 1:
+        raise ConfigError(
+            f"page_size {query.page_size} is not positive",
+            field="page_size",
+            value=query.page_size,
+            remedy="use auto, or a number of tokens such as 16",
+        )
+    rank_heads(query)
+    check_backends(query.backends)
+    allowed = {canonicalize_name(name) for name in query.allow}
+    for plugin in registry.failures():
+        if canonicalize_name(plugin.distribution) in allowed:
+            raise _asked_for(plugin, "plugins.allow")
+    for role in ROLES:
+        for name in _named(query, role):
+            _check_name(role, name, query, registry)
+    for key, options in query.options.items():
+        _check_options(key, options, registry)
+
+
+def _named(query: PlanQuery, role: Role) -> list[str]:
+    """Every name that the config gives for a role."""
+    value = query.backends.get(role, AUTO)
+    values = list(value.values()) if isinstance(value, Mapping) else [value]
+    names = [name for item in values for name in ([item] if isinstance(item, str) else item)]
+    return [name for name in dict.fromkeys(names) if name != AUTO]
+
+
+def _check_name(role: Role, text: str, query: PlanQuery, registry: Registry) -> None:
+    if any(selects(text, candidate) for candidate in registry.candidates(role)):
+        return
+    _, _, distribution = text.partition("@")
+    for plugin in registry.failures():
+        if distribution and canonicalize_name(plugin.distribution) == canonicalize_name(distribution):
+            raise _asked_for(plugin, f"backends.{role}")
+    raise unknown_backend(role, text, query, registry)
+
+
+def _asked_for(plugin: PluginRecord, setting: str) -> BackendError:
+    return BackendError(
+        f"plugin {plugin.distribution}, named by {setting}, failed to load: {plugin.failure}",
+        field=setting,
+        value=plugin.distribution,
+        remedy="repair or remove it, or do not name it",
+    )
+
+
+def _check_options(key: str, options: object, registry: Registry) -> None:
+    setting = f'backends.options."{key}"'
+    role, _, name = key.partition(":")
+    owners: list[Candidate] = []
+    if role in ROLES:
+        owners = [item for item in registry.candidates(role) if item.spec.name == name]
+    if not owners:
+        known = {f"{item.spec.role}:{item.spec.name}" for known in ROLES for item in registry.candidates(known)}
+        raise ConfigError(
+            f"{setting} belongs to no installed backend",
+            field=setting,
+            value=key,
+            remedy=nearest(key, known) or "`minisgl plugins` lists the backends",
+        )
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{setting} is {options!r}", field=setting, value=options, remedy="give a table of options")
+    if options and not any(item.spec.options for item in owners):
+        raise ConfigError(
+            f"{setting} is set, but {key} takes no options", field=setting, value=dict(options), remedy="remove it"
+        )

@@ -1,0 +1,188 @@
+"""The joint solve: one backend per slot, all of them agreeing on page size, KV layout and graph level.
+
+A pure function of query, candidates and environment. Once the joint values are fixed the slots do not depend on each
+other, so each assignment of the joint values has one best solution; the best of those, compared role by role, wins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, OneOf, Reason
+
+from .matching import match
+from .query import Joint, PlanQuery, Slot, need_of, slots_of
+from .ranking import Selection, rank_key, selection_of
+from .records import Candidate, Registry
+from .requirements import Environment, check_requirements
+
+__all__ = ["Field", "Solution", "Struck", "Verdict", "fields_of", "joint_domain", "solve"]
+
+Struck = Mapping[str, Reason]
+"""Candidates refused by their own probe, by :attr:`Candidate.key`."""
+
+_PREFERRED_PAGES: Final = (16, 1, 32, 64, 128, 256)
+_LARGEST_PAGE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One candidate in one slot at given joint values: the box that fits, or why none does."""
+
+    candidate: Candidate
+    box: Caps | None
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True)
+class Field:
+    """The candidates of one slot, best first, with the reasons that hold whatever the joint values are."""
+
+    slot: Slot
+    selection: Selection
+    ranked: tuple[tuple[Candidate, tuple[Reason, ...]], ...]
+    outside: tuple[Candidate, ...]
+    """Candidates that the config's explicit names exclude."""
+
+    def verdicts(self, query: PlanQuery, joint: Joint) -> list[Verdict]:
+        """Every admitted candidate judged, best first."""
+        need = need_of(self.slot, query, joint)
+        judged = []
+        for candidate, standing in self.ranked:
+            box, reasons = match(candidate.spec, need)
+            judged.append(Verdict(candidate, None if standing else box, (*standing, *reasons)))
+        return judged
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What the solve found: a verdict per slot, or the slots that cannot be served together."""
+
+    joint: Joint
+    chosen: Mapping[Slot, Verdict]
+    fields: tuple[Field, ...]
+    conflict: tuple[Slot, ...] = ()
+
+
+def solve(
+    query: PlanQuery, registry: Registry, environment: Environment | None, struck: Struck | None = None
+) -> Solution:
+    """Find the best solution; ``conflict`` of the result names the smallest set of slots that has none."""
+    fields = fields_of(query, registry, environment, struck or {})
+    table = {
+        joint: [[verdict.box is not None for verdict in field.verdicts(query, joint)] for field in fields]
+        for joint in joint_domain(query, fields)
+    }
+    solved = {joint: tuple(row.index(True) for row in rows) for joint, rows in table.items() if all(map(any, rows))}
+    if not solved:
+        conflict = _smallest_conflict(list(table.values()))
+        joint = _nearest_joint(table, conflict)
+        return Solution(joint, {}, fields, tuple(fields[index].slot for index in conflict))
+    # joint_domain lists the preferred values first and min() keeps the first of equals
+    best = min(solved, key=lambda joint: (query.graph and not joint.graph, solved[joint]))
+    chosen = {field.slot: field.verdicts(query, best)[place] for field, place in zip(fields, solved[best], strict=True)}
+    return Solution(best, chosen, fields)
+
+
+def fields_of(
+    query: PlanQuery, registry: Registry, environment: Environment | None, struck: Struck
+) -> tuple[Field, ...]:
+    """The candidates of every slot, ranked, with their standing reasons."""
+    facts = _Standing(query, environment, struck)
+    return tuple(_field(slot, registry.candidates(slot.role), facts) for slot in slots_of(query))
+
+
+def _field(slot: Slot, candidates: Sequence[Candidate], facts: _Standing) -> Field:
+    selection = _narrow(slot, selection_of(slot, facts.query), candidates)
+    admitted = [item for item in candidates if selection.place(item) is not None]
+    admitted.sort(key=lambda item: rank_key(slot, item, selection, facts.query))
+    owners: dict[str, set[str]] = {}
+    for item in candidates:
+        owners.setdefault(item.spec.name, set()).add(item.distribution)
+    ranked = tuple((item, facts.reasons(item, selection, owners[item.spec.name])) for item in admitted)
+    return Field(slot, selection, ranked, tuple(item for item in candidates if selection.place(item) is None))
+
+
+def _narrow(slot: Slot, selection: Selection, candidates: Sequence[Candidate]) -> Selection:
+    """A backend named for all operations serves those that it offers; the others stay ``auto``."""
+    if slot.op is None or selection.auto:
+        return selection
+    offers = any(selection.names_it(item) and any(slot.op in box.ops for box in item.spec.caps) for item in candidates)
+    return selection if offers else Selection()
+
+
+class _Standing:
+    """The reasons that no joint value can remove."""
+
+    def __init__(self, query: PlanQuery, environment: Environment | None, struck: Struck) -> None:
+        self.query = query
+        self._environment = environment
+        self._struck = struck
+        self._unmet: dict[str, list[Reason]] = {}
+
+    def reasons(self, candidate: Candidate, selection: Selection, owners: Collection[str]) -> tuple[Reason, ...]:
+        """Unmet requirements, a name that two distributions use, a stand-in nobody named, a failed probe."""
+        spec, key = candidate.spec, candidate.key
+        if key not in self._unmet:
+            self._unmet[key] = check_requirements(spec, self._environment)
+        reasons = list(self._unmet[key])
+        if len(owners) > 1 and not selection.pins_distribution(candidate):
+            fix = f"name {spec.name}@{candidate.distribution}"
+            reasons.append(Reason("clash", "name", "one distribution with this name", ", ".join(sorted(owners)), fix))
+        if spec.stand_in and self.query.device.kind == "cuda" and not selection.names_it(candidate):
+            fix = f"name it: {spec.role}={spec.name}"
+            reasons.append(Reason("stand_in", "stand_in", "a kernel for CUDA", "a stand-in, only if named", fix))
+        if key in self._struck:
+            reasons.append(self._struck[key])
+        return tuple(reasons)
+
+
+def joint_domain(query: PlanQuery, fields: Sequence[Field]) -> list[Joint]:
+    """Every assignment of the joint values, the preferred ones first."""
+    specs = [candidate.spec for field in fields for candidate, _ in field.ranked]
+    pages = [query.page_size] if query.page_size != "auto" else _page_sizes(specs)
+    layouts = _layouts(query, fields)
+    runners = next((field for field in fields if field.slot.role == "graph"), None)
+    named_runner = runners is not None and bool(runners.selection.names)
+    graphs = [True, False] if query.graph and named_runner else [query.graph]
+    return [Joint(page, layout, graph) for graph in graphs for layout in layouts for page in pages]
+
+
+def _page_sizes(specs: Sequence[BackendSpec]) -> list[int]:
+    wanted: set[int] = set()
+    for spec in specs:
+        for box in spec.caps:
+            if isinstance(box.page_sizes, MultipleOf):
+                wanted.add(box.page_sizes.base)
+            elif isinstance(box.page_sizes, OneOf):
+                wanted.update(value for value in box.page_sizes.values if value > 0)
+    shared = {math.lcm(one, other) for one, other in itertools.combinations(sorted(wanted), 2)}
+    others = sorted(size for size in wanted | shared if size <= _LARGEST_PAGE)
+    return list(dict.fromkeys((*_PREFERRED_PAGES, *others)))
+
+
+def _layouts(query: PlanQuery, fields: Sequence[Field]) -> list[str]:
+    """The pool layouts that the engine can allocate, in the order of the best-ranked attention backend's preference."""
+    first = next((field.ranked[0][0].spec for field in fields if field.slot.role == "attention" and field.ranked), None)
+    preferred = [layout for box in first.caps for layout in box.kv_layouts] if first is not None else []
+    return list(dict.fromkeys([*(layout for layout in preferred if layout in query.kv_layouts), *query.kv_layouts]))
+
+
+def _smallest_conflict(tables: Sequence[Sequence[Sequence[bool]]]) -> tuple[int, ...]:
+    """Indices of the fewest slots that no joint value serves together."""
+    served = [[any(row) for row in rows] for rows in tables]
+    indices = range(len(served[0]))
+    for size in range(1, len(indices) + 1):
+        for group in itertools.combinations(indices, size):
+            if not any(all(row[index] for index in group) for row in served):
+                return group
+    raise AssertionError("called although a solution exists")
+
+
+def _nearest_joint(tables: Mapping[Joint, Sequence[Sequence[bool]]], conflict: Sequence[int]) -> Joint:
+    """The joint values at which most of the conflicting slots can be served, for the error message."""
+    return max(tables, key=lambda joint: sum(any(tables[joint][index]) for index in conflict))
