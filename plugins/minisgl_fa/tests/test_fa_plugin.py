@@ -1,0 +1,79 @@
+"""Which FlashAttention serves which device, head and page."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl_core.plugin_api import BackendSpec
+from minisgl_core.registry import DeviceFacts
+from minisgl_core.registry.matching import match
+from minisgl_core.registry.query import Need
+from minisgl_fa.plugin import minisgl_attention_backends
+
+SPECS = {spec.variant: spec for spec in minisgl_attention_backends()}
+
+
+def _need(sm: int, page_size: int = 256, **facts: object) -> Need:
+    asked = {
+        "dtype": "bfloat16",
+        "kv_dtype": "bfloat16",
+        "head_dim": 128,
+        "gqa_ratio": 7,
+        "kv_layout": "NHD",
+        "phase": "decode",
+        "capture": True,
+        **facts,
+    }
+    return Need(device=DeviceFacts("cuda", sm=sm), page_size=page_size, **asked)  # type: ignore[arg-type]
+
+
+def _codes(spec: BackendSpec, need: Need) -> list[str]:
+    return [reason.code for reason in match(spec, need)[1]]
+
+
+def test_the_variants_come_in_the_order_of_choice() -> None:
+    assert list(SPECS) == ["fa3", "fa4", "fa2"]
+    assert {spec.name for spec in SPECS.values()} == {"fa"}
+
+
+@pytest.mark.parametrize(("sm", "variant"), [(80, "fa2"), (86, "fa2"), (89, "fa2"), (90, "fa3"), (100, "fa4")])
+def test_each_device_has_one_variant(sm: int, variant: str) -> None:
+    assert [name for name, spec in SPECS.items() if not _codes(spec, _need(sm))] == [variant]
+
+
+@pytest.mark.parametrize("sm", [75, 120])
+def test_other_devices_have_none(sm: int) -> None:
+    assert all(_codes(spec, _need(sm)) == ["sm"] for spec in SPECS.values())
+
+
+def test_a_cpu_has_none() -> None:
+    need = Need(device=DeviceFacts("cpu"))
+    assert all(_codes(spec, need) == ["device"] for spec in SPECS.values())
+
+
+def test_fa3_takes_any_page_size() -> None:
+    assert [size for size in (1, 3, 16, 64, 256) if _codes(SPECS["fa3"], _need(90, size))] == []
+
+
+def test_fa2_takes_multiples_of_256_and_says_so() -> None:
+    assert [size for size in (16, 128, 256, 384, 512) if _codes(SPECS["fa2"], _need(80, size))] == [16, 128, 384]
+    (reason,) = match(SPECS["fa2"], _need(80, 16))[1]
+    assert reason.supported == "multiples of 256"
+    assert "page_size=256" in reason.fix
+
+
+def test_fa4_takes_pages_of_128_and_pools_that_they_divide() -> None:
+    assert [size for size in (16, 64, 128, 256) if _codes(SPECS["fa4"], _need(100, size))] == [16, 64]
+
+
+def test_fa3_has_windows_and_no_softcap() -> None:
+    assert _codes(SPECS["fa3"], _need(90, features={"window": ""})) == []
+    assert _codes(SPECS["fa3"], _need(90, features={"softcap": ""})) == ["feature"]
+
+
+def test_float32_is_refused() -> None:
+    assert _codes(SPECS["fa3"], _need(90, dtype="float32", kv_dtype="float32")) == ["dtype", "kv_dtype"]
+
+
+def test_no_variant_plans_on_the_host() -> None:
+    assert {box.host_plan for spec in SPECS.values() for box in spec.caps} == {()}

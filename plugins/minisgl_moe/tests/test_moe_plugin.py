@@ -1,0 +1,37 @@
+"""What the fused experts declare."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl_core.registry import DeviceFacts
+from minisgl_core.registry.matching import match
+from minisgl_core.registry.query import Need
+from minisgl_moe.plugin import minisgl_layer_ops, minisgl_moe_executors
+
+(EXECUTOR,) = minisgl_moe_executors()
+(ROUTING,) = minisgl_layer_ops()
+
+
+@pytest.mark.parametrize("sm", [80, 90, 100])
+def test_experts_run_inside_graphs_from_ampere_on(sm: int) -> None:
+    need = Need(device=DeviceFacts("cuda", sm=sm), dtype="bfloat16", capture=True)
+    assert match(EXECUTOR, need)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("need", "code"),
+    [
+        (Need(device=DeviceFacts("cpu"), dtype="bfloat16"), "device"),
+        (Need(device=DeviceFacts("cuda", sm=75), dtype="bfloat16"), "sm"),
+        (Need(device=DeviceFacts("cuda", sm=90), dtype="float32"), "dtype"),
+    ],
+)
+def test_just_outside_is_refused(need: Need, code: str) -> None:
+    assert [reason.code for reason in match(EXECUTOR, need)[1]] == [code]
+
+
+def test_both_need_triton() -> None:
+    assert "import:triton" in EXECUTOR.requires
+    assert "import:triton" in ROUTING.requires
+    assert [box.ops for box in ROUTING.caps] == [("route",)]
