@@ -19,7 +19,7 @@ class EngineConfig:
     """Frozen configuration of one rank's engine. Lengths are in tokens; None means "decide from model and device"."""
 
     model_path: str
-    tp_info: DistributedInfo = field(default=DistributedInfo(0, 1))  # noqa: RUF009 - an immutable tuple
+    tp_info: DistributedInfo = field(default=DistributedInfo(0, 1))
     dtype: torch.dtype | None = None
     """Compute dtype; None = the checkpoint's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import BatchView
 
 if TYPE_CHECKING:
     from minisgl_core.core import Batch
-    from minisgl_core.plugin_api import AttentionBackend, BatchLike, Phase
-    from minisgl_core.plugin_api.batch import KVPool
+    from minisgl_core.plugin_api import AttentionBackend, BatchLike, KVPool, Phase
 
     from .state import DecodeState
 
@@ -25,19 +25,26 @@ class AttentionDispatcher:
     """What ``engine.attn_backend`` is."""
 
     def __init__(
-        self, backends: dict[Phase, AttentionBackend], host_plan: frozenset[Phase], page_size: int, max_seq_len: int
+        self,
+        backends: dict[Phase, AttentionBackend],
+        host_plan: frozenset[Phase],
+        page_sizes: dict[Phase, int],
+        max_seq_len: int,
     ) -> None:
         self.backends = backends
         self._host_plan = host_plan
-        self._page_size, self._max_seq_len = page_size, max_seq_len
+        self._page_sizes, self._max_seq_len = page_sizes, max_seq_len
         self._state: DecodeState | None = None
-        self._dummy_page = 0
+        self._dummy_slot = 0
 
     def bind(self, pool: KVPool, state: DecodeState) -> None:
         """The pool and the device state exist now."""
-        self._state, self._dummy_page = state, pool.num_pages
-        for backend in self._distinct():
-            backend.bind_kv(pool)
+        self._state, self._dummy_slot = state, pool.num_pages * pool.page_size
+        bound: list[AttentionBackend] = []
+        for phase, backend in self.backends.items():
+            if not any(backend is other for other in bound):
+                backend.bind_kv(repaged(pool, self._page_sizes[phase]))
+                bound.append(backend)
 
     # Once per eager batch, on the host.
 
@@ -87,8 +94,8 @@ class AttentionDispatcher:
             max_kv,
             sent.cu_q.clone(),
             kv_lens,
-            self._page_ids(rows, kv_lens, max_kv),
-            self._page_size,
+            self._page_ids(rows, kv_lens, max_kv, self._page_sizes["prefill"]),
+            self._page_sizes["prefill"],
         )
 
     # Device work: inside the step when captured.
@@ -111,18 +118,17 @@ class AttentionDispatcher:
             max_kv,
             state.iota[: batch.padded_size + 1],
             kv_lens,
-            self._page_ids(rows, kv_lens, max_kv),
-            self._page_size,
+            self._page_ids(rows, kv_lens, max_kv, self._page_sizes["decode"]),
+            self._page_sizes["decode"],
         )
 
-    def _page_ids(self, rows: torch.Tensor, kv_lens: torch.Tensor, max_kv: int) -> torch.Tensor:
+    def _page_ids(self, rows: torch.Tensor, kv_lens: torch.Tensor, max_kv: int, size: int) -> torch.Tensor:
         """(B, P): the page of every S-th position below each row's length, the dummy page after it."""
         assert self._state is not None
-        size = self._page_size
         pages = -(-max_kv // size)
         ids = self._state.page_table[:, : pages * size : size][rows] // size
         starts = torch.arange(0, pages * size, size, dtype=torch.int32, device=kv_lens.device)
-        return ids.masked_fill_(starts[None, :] >= kv_lens[:, None], self._dummy_page)
+        return ids.masked_fill_(starts[None, :] >= kv_lens[:, None], self._dummy_slot // size)
 
     def update_metadata(self, batch: Batch) -> None:
         """Device operations once per step, captured with it."""

@@ -63,7 +63,7 @@ class Engine:
 
         # ---- attention before the pool, so that its workspace counts --------------------------------------
         backends = setups.build_attention()
-        self.attn_backend = AttentionDispatcher(backends, setups.host_plan_phases(), self.page_size, self.max_seq_len)
+        self.attn_backend = AttentionDispatcher(backends, setups.host_plan_phases(), setups.kernel_page_sizes(), self.max_seq_len)
         self.ctx.attn = self.attn_backend
 
         # ---- the pool, the device state --------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Engine:
             comm=self.comm,
             kv=kv,
             ops=setups.build_ops(kv, self.comm),
-            linear=build(self.plan.choice("linear"), setups.linear()),
+            linear=setups.build_linear(),
             moe=build(self.plan.choice("moe"), setups.moe()) if needs_moe else None,
             max_seq_len=self.max_seq_len,
             max_tokens=self.config.max_prefill_tokens,

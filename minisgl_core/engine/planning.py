@@ -50,7 +50,7 @@ def plan_query(config: EngineConfig, model: ModelConfig, device: DeviceFacts) ->
         graph=device.kind == "cuda" if wants_graph is None else wants_graph > 0,
         backends=config.backends,
         options=config.backend_options,
-        allow=config.allow_plugins,
+        allow=config.allow_plugins or (),
         deny=config.deny_plugins,
         max_running_req=config.max_running_req,
     )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         GraphHost,
         KVKernels,
         LayerOps,
+        LinearBackend,
         Phase,
         Platform,
         SamplingMode,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from .config import EngineConfig
 
-__all__ = ["ResolvedOps", "Setups", "capture_sizes"]
+__all__ = ["ResolvedLinear", "ResolvedOps", "Setups", "capture_sizes"]
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 MODES: tuple[SamplingMode, ...] = ("greedy", "random", "filtered")
@@ -55,6 +56,33 @@ class ResolvedOps:
 
     def close(self) -> None:
         for backend in self._backends:
+            backend.close()
+
+
+class ResolvedLinear:
+    """Linear layers whose backend depends on the (N, K) of their weight."""
+
+    def __init__(self, default: LinearBackend, by_shape: dict[tuple[int, int], LinearBackend]) -> None:
+        self._default, self._by_shape = default, by_shape
+
+    def prepare_weights(self, weight: torch.Tensor) -> tuple[LinearBackend, Any]:
+        """(N, K) -> the backend of that shape and its prepared weights."""
+        backend = self._by_shape.get((weight.shape[0], weight.shape[1]), self._default)
+        return backend, backend.prepare_weights(weight)
+
+    def weight_of(self, weights: tuple[LinearBackend, Any]) -> torch.Tensor:
+        """(N, K)"""
+        return weights[0].weight_of(weights[1])
+
+    def forward(
+        self, x: torch.Tensor, weights: tuple[LinearBackend, Any], bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x (M, K) -> new (M, N)"""
+        return weights[0].forward(x, weights[1], bias)
+
+    def close(self) -> None:
+        """Free all of them."""
+        for backend in (self._default, *self._by_shape.values()):
             backend.close()
 
 
@@ -102,7 +130,7 @@ class Setups:
             self._config.max_prefill_tokens,
         )
 
-    def attention(self) -> AttentionSetup:
+    def attention(self, page_size: int) -> AttentionSetup:
         m = self._model
         windows = m.windows or (None,) * m.num_layers
         layers = tuple(
@@ -114,7 +142,7 @@ class Setups:
             dtype=self._dtype,
             kv_dtype=self._dtype,
             kv_layout=self._plan.kv_layout,
-            page_size=self._plan.page_size,
+            page_size=page_size,
             q_heads=self.q_heads,
             kv_heads=self.kv_heads,
             head_dim=m.head_dim,
@@ -140,13 +168,26 @@ class Setups:
             choice = self._plan.choice("attention", phase=phase)
             key = (choice.distribution, choice.name, choice.variant)
             if key not in built:
-                built[key] = build(choice, self.attention())
+                built[key] = build(choice, self.attention(self.kernel_page_sizes()[phase]))
             backends[phase] = built[key]
         return backends
+
+    def kernel_page_sizes(self) -> dict[Phase, int]:
+        """Each phase's kernel page size: the pool's own, or a divisor of it."""
+        return {p: self._plan.choice("attention", phase=p).page_size or self._plan.page_size for p in PHASES}
 
     def host_plan_phases(self) -> frozenset[Phase]:
         """The phases whose backend needs host work for every step."""
         return frozenset(p for p in PHASES if p in self._plan.choice("attention", phase=p).host_plan)
+
+    def build_linear(self) -> LinearBackend:
+        """The plan's linear backend, or one per weight shape where the plan says so."""
+        default = build(self._plan.choice("linear"), self.linear())
+        shapes = [b.slot.shape for b in self._plan.buckets if b.slot.role == "linear" and b.slot.shape is not None]
+        if not shapes:
+            return default  # type: ignore[no-any-return]
+        by_shape = {shape: build(self._plan.choice("linear", shape=shape), self.linear()) for shape in shapes}
+        return ResolvedLinear(default, by_shape)
 
     def build_ops(self, kv: KVKernels, comm: Communicator) -> LayerOps:
         """Every operation from the backend that the plan names for it."""
@@ -167,6 +208,8 @@ class Setups:
         built: dict[Any, Any] = {}
         methods = {}
         for op in OP_NAMES:
+            if op == "route" and m.moe is None:
+                continue  # the plan has no entry for what the model never calls
             choice = self._plan.choice("ops", op=op)
             key = (choice.distribution, choice.name, choice.variant)
             if key not in built:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-__all__ = ["PagedKVPool"]
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import KVPool
+
+__all__ = ["PagedKVPool", "repaged"]
 
 
 class PagedKVPool:
@@ -55,3 +60,25 @@ class PagedKVPool:
         """Drop the memory."""
         self._storage = None
         self._caches = []
+
+
+class _RepagedPool:
+    """The same memory, seen in smaller pages."""
+
+    def __init__(self, pool: KVPool, page_size: int) -> None:
+        self._pool, self.page_size, self.layout = pool, page_size, pool.layout
+        self.num_pages = pool.num_pages * (pool.page_size // page_size)
+
+    def k_cache(self, layer: int) -> torch.Tensor:
+        return self._cut(self._pool.k_cache(layer))
+
+    def v_cache(self, layer: int) -> torch.Tensor:
+        return self._cut(self._pool.v_cache(layer))
+
+    def _cut(self, cache: torch.Tensor) -> torch.Tensor:
+        return cache.view(-1, self.page_size, *cache.shape[2:])
+
+
+def repaged(pool: KVPool, page_size: int) -> KVPool:
+    """The pool as a kernel of smaller pages sees it; ``page_size`` divides the pool's. Slots keep their numbers."""
+    return pool if page_size == pool.page_size else _RepagedPool(pool, page_size)

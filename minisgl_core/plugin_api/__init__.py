@@ -3,7 +3,7 @@
 from .attention import AttentionBackend, AttentionSetup, LayerFacts
 from .batch import BatchLike, BatchView, KVPool, StepOutput
 from .comm import CommSetup, Communicator
-from .graph import GraphHost, GraphRunner, GraphSetup
+from .graph import GraphHost, GraphRunner, GraphSetup, PoisonHost
 from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
 from .kv import KVKernels, KVSetup
 from .linear import LinearBackend, LinearSetup
@@ -67,6 +67,7 @@ __all__ = [
     "PinnedRing",
     "Platform",
     "PluginInfo",
+    "PoisonHost",
     "Reason",
     "Role",
     "SampleArgs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .ops import SamplingMode
     from .platform import Platform
 
-__all__ = ["GraphHost", "GraphRunner", "GraphSetup"]
+__all__ = ["GraphHost", "GraphRunner", "GraphSetup", "PoisonHost"]
 
 
 class GraphHost(Protocol):
@@ -37,6 +37,16 @@ class GraphHost(Protocol):
 
     def expected_inputs(self, batch: Any) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
         """By buffer name: (the part of the buffer this batch reads, what the host's own records say it must hold)."""
+        ...
+
+
+@runtime_checkable
+class PoisonHost(Protocol):
+    """An optional part of a host: lets a checking runner fill with NaN what a step must not depend on."""
+
+    def poison_targets(self, batch: Any) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+        """By name: (a float tensor, (N,) indices along its first dimension that must not matter to this batch's rows):
+        of each cache, the dummy page and every page that no live row names. The runner puts the contents back."""
         ...
 
 

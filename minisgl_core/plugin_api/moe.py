@@ -27,7 +27,7 @@ class MoESetup:
 
 
 class MoEExecutor(Protocol):
-    """Runs the routed experts; routing, all-reduce and shared experts are the core's. Built as ``Class(setup, options)``."""
+    """Runs the routed experts; the rest of the block is the core's. Built as ``Class(setup, options)``."""
 
     def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> Any:
         """Take w13 (E, 2I, N), gate rows first, and w2 (E, N, I), once; may repack; the core drops its tensors."""
