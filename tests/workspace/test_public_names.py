@@ -59,6 +59,7 @@ PINNED = {
         "PinnedRing",
         "Platform",
         "PluginInfo",
+        "PoisonHost",
         "ROLES",
         "Reason",
         "Role",

@@ -87,6 +87,8 @@ QWEN3_30B_A3B = ModelConfig(
     dtype="bfloat16",
     moe=MoEConfig(num_experts=128, top_k=8, intermediate_size=768, norm_topk_prob=True, layers=tuple(range(48))),
 )
+STAND_INS = {"attention": "torch", "kv": "torch", "moe": "torch"}
+"""What a GPU without kernels must be told to use: stand-ins are never chosen by themselves there."""
 UNSHIPPED = sorted(
     {
         (spec.role, spec.name, spec.factory.partition(":")[0])
@@ -100,7 +102,7 @@ UNSHIPPED = sorted(
 @pytest.mark.parametrize("device", [CPU, HOPPER], ids=str)
 @pytest.mark.parametrize(("role", "name", "module"), UNSHIPPED)
 def test_an_unshipped_backend_is_refused_by_name(role: Role, name: str, module: str, device: DeviceFacts) -> None:
-    query = PlanQuery(QWEN3_30B_A3B, device, "bfloat16", graph=True, backends={role: name})
+    query = PlanQuery(QWEN3_30B_A3B, device, "bfloat16", graph=role == "graph", backends={**STAND_INS, role: name})
     with pytest.raises(BackendError) as refused:
         resolve_plan(query, environment=_EverythingElse(), prober=lambda requests: {})
     assert f"no module {module}" in str(refused.value)
@@ -108,8 +110,7 @@ def test_an_unshipped_backend_is_refused_by_name(role: Role, name: str, module: 
 
 @pytest.mark.parametrize("device", [CPU, HOPPER], ids=str)
 def test_auto_never_chooses_an_unshipped_backend(device: DeviceFacts) -> None:
-    standing = {"attention": "torch", "kv": "torch", "moe": "torch"}
-    query = PlanQuery(QWEN3_30B_A3B, device, "bfloat16", backends=standing if device is HOPPER else {})
+    query = PlanQuery(QWEN3_30B_A3B, device, "bfloat16", backends=STAND_INS if device is HOPPER else {})
     plan = resolve_plan(query, environment=_EverythingElse(), prober=lambda requests: {})
     chosen = {bucket.choice.factory.partition(":")[0] for bucket in plan.buckets}
     assert chosen.isdisjoint(module for _, _, module in UNSHIPPED)
