@@ -1,0 +1,15 @@
+"""Options of the graph backend ``emulated``."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["EmulatedGraphOptions"]
+
+
+class EmulatedGraphOptions(BaseModel):
+    """``strict``: check every replay against the step itself and the host's records; several times slower."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    strict: bool = False

@@ -1,0 +1,85 @@
+"""Graph backend ``emulated``: decode steps recorded once per (padded size, sampling mode) and replayed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from minisgl_core.plugin_api import PoisonHost
+
+from .emulated import EmulatedGraph
+from .memory import MemoryPool
+from .options import EmulatedGraphOptions
+from .poison import Places, Rows
+from .strict import StrictReplay
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import BatchLike, GraphSetup, SamplingMode, StepOutput
+
+__all__ = ["EmulatedGraphRunner"]
+
+Key = tuple[int, "SamplingMode"]
+
+
+class EmulatedGraphRunner:
+    """Runs decode steps as a CUDA graph runner would. Inputs are the core's fixed buffers, so a replay copies nothing.
+
+    What :meth:`replay` returns is valid until the next replay, of whichever size.
+    """
+
+    def __init__(self, setup: GraphSetup, options: EmulatedGraphOptions | None = None) -> None:
+        self._setup, self._host = setup, setup.host
+        self._strict = options is not None and options.strict
+        self._sizes = tuple(sorted(setup.bs_list))
+        self._graphs: dict[Key, EmulatedGraph[StepOutput]] = {}
+        self._checks: dict[Key, StrictReplay[StepOutput]] = {}
+
+    def capture(self) -> None:
+        """Record every size and mode, largest first: smaller graphs then fit into the memory of larger ones."""
+        pool = MemoryPool()
+        keys = [(size, mode) for size in reversed(self._sizes) for mode in self._setup.modes]
+        report = self._setup.progress
+        finished = report("Capturing graphs", len(keys)) if report is not None and keys else None
+        for key in keys:
+            self._capture_one(key, pool)
+            if finished is not None:
+                finished()
+
+    def _capture_one(self, key: Key, pool: MemoryPool) -> None:
+        batch = self._host.make_capture_batch(*key)
+        step: Callable[[], StepOutput] = partial(self._host.step, batch)
+        graph = self._graphs[key] = EmulatedGraph.capture(step, pool=pool, strict=self._strict)
+        if self._strict:
+            self._checks[key] = StrictReplay(graph, step, self._host.input_buffers())
+
+    def pad_batch(self, batch: BatchLike) -> None:
+        """Set ``batch.padded_size``: the smallest captured size that holds a decode batch, else its own size."""
+        place = bisect_left(self._sizes, batch.size)
+        fits = batch.phase == "decode" and place < len(self._sizes)
+        batch.padded_size = self._sizes[place] if fits else batch.size
+
+    def can_replay(self, batch: BatchLike) -> bool:
+        """Is there a graph of this batch's padded size and sampling mode?"""
+        return batch.phase == "decode" and (batch.padded_size, batch.mode) in self._graphs
+
+    def replay(self, batch: BatchLike) -> StepOutput:
+        """Run the recorded step of ``batch.padded_size`` rows; valid until the next replay.
+
+        Strict: raises :class:`~minisgl_cpu_sim.graph.GraphViolation` at the first finding.
+        """
+        self._host.prepare_replay(batch)
+        key = (batch.padded_size, batch.mode)
+        if not self._strict:
+            return self._graphs[key].replay()
+        places: Places = self._host.poison_targets(batch) if isinstance(self._host, PoisonHost) else {}
+        expected = self._host.expected_inputs(batch)
+        return self._checks[key](self._host.input_buffers(), expected, Rows(batch.size, batch.padded_size), places)
+
+    def close(self) -> None:
+        """Drop all graphs and their memory."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+        self._checks.clear()
