@@ -3,7 +3,8 @@
 from .build import build, load_class
 from .loader import discover
 from .plan import Bucket, Choice, Plan
-from .query import DeviceFacts, PlanQuery, Slot
+from .probe import detect_device
+from .query import DeviceFacts, PlanQuery, Slot, wants_graph
 from .records import Candidate, PluginRecord, Registry
 from .resolve import resolve_plan
 
@@ -18,7 +19,9 @@ __all__ = [
     "Registry",
     "Slot",
     "build",
+    "detect_device",
     "discover",
     "load_class",
     "resolve_plan",
+    "wants_graph",
 ]

@@ -150,13 +150,18 @@ def _box_problems(box: Any) -> Iterable[str]:
         value = getattr(box, field)
         if value is not None and not isinstance(value, OneOf | MultipleOf | AnyValue):
             yield f"caps.{field} is {value!r}; use OneOf, MultipleOf or ANY"
-        numbers = {MultipleOf: lambda: (value.base,), OneOf: lambda: value.values}.get(type(value), tuple)()
-        if not all(isinstance(number, int) and number > 0 for number in numbers):
+        elif not all(isinstance(number, int) and number > 0 for number in _listed(value)):
             yield f"caps.{field} is {value!r}; use positive whole numbers"
     if not isinstance(box.sm, AnyValue) and not _is_range(box.sm):
         yield f"caps.sm is {box.sm!r}; use a range such as (80, 90), or ANY"
     if box.graph not in ("never", "decode", "always"):
         yield f"caps.graph is {box.graph!r}; use never, decode or always"
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, MultipleOf):
+        return (value.base,)
+    return value.values if isinstance(value, OneOf) else ()
 
 
 def _is_range(value: object) -> bool:

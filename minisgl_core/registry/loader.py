@@ -29,7 +29,10 @@ _HEAVY: Final = ("torch", "pydantic", "triton", "flashinfer", "flash_attn", "tra
 
 
 def discover(
-    distributions: Iterable[Distribution] | None = None, *, allow: Sequence[str] = (), deny: Sequence[str] = ()
+    distributions: Iterable[Distribution] | None = None,
+    *,
+    allow: Sequence[str] | None = None,
+    deny: Sequence[str] = (),
 ) -> Registry:
     """Load all plugins among these distributions (None = the installed ones).
 
@@ -60,7 +63,7 @@ class _Source:
     excluded: str = ""
 
 
-def _sources(found: Found, allow: Sequence[str], deny: Sequence[str]) -> list[_Source]:
+def _sources(found: Found, allow: Sequence[str] | None, deny: Sequence[str]) -> list[_Source]:
     version, problem = "", found.problem
     if not problem:
         try:

@@ -20,6 +20,7 @@ __all__ = [
     "need_of",
     "rank_heads",
     "slots_of",
+    "wants_graph",
     "weight_shape",
 ]
 
@@ -92,8 +93,8 @@ class PlanQuery:
     max_running_req: int = 256
     backends: Mapping[str, BackendChoice] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    allow: Sequence[str] = ()
-    """Distributions to load, no others; empty = all."""
+    allow: Sequence[str] | None = None
+    """Distributions to load, no others but the core; None = all."""
     deny: Sequence[str] = ()
     calibration: Mapping[str, Mapping[str, float]] | None = None
     kv_layouts: tuple[str, ...] = ("NHD",)
@@ -108,6 +109,11 @@ class PlanQuery:
     def seq_limit(self) -> int:
         """Longest sequence that this engine will hold."""
         return self.max_seq_len or self.model.max_position_embeddings
+
+
+def wants_graph(cuda_graph_max_bs: int | None, device: DeviceFacts) -> bool:
+    """Are graphs asked for? None means the device's default: yes on CUDA, no on a CPU."""
+    return device.kind == "cuda" if cuda_graph_max_bs is None else cuda_graph_max_bs > 0
 
 
 class Slot(NamedTuple):

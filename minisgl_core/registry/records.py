@@ -104,7 +104,7 @@ class Registry:
         """The plugins that could not be loaded."""
         return tuple(plugin for plugin in self.plugins if plugin.failure)
 
-    def restricted(self, allow: Sequence[str], deny: Sequence[str]) -> Registry:
+    def restricted(self, allow: Sequence[str] | None, deny: Sequence[str]) -> Registry:
         """Without the plugins that the lists exclude. Raises :class:`ConfigError` for a name that matches nothing."""
         check_lists([plugin.distribution for plugin in self.plugins], allow, deny)
         kept = tuple(plugin for plugin in self.plugins if not exclusion(plugin.distribution, allow, deny))
@@ -127,22 +127,22 @@ class Registry:
                 logger.exception("the plan observer of plugin %s failed", name)
 
 
-def exclusion(distribution: str, allow: Sequence[str], deny: Sequence[str]) -> str:
+def exclusion(distribution: str, allow: Sequence[str] | None, deny: Sequence[str]) -> str:
     """Which list keeps a distribution out; empty if none does. The core itself is always in."""
     name = canonicalize_name(distribution)
     if name == CORE:
         return ""
     if name in {canonicalize_name(item) for item in deny}:
         return "deny"
-    if allow and name not in {canonicalize_name(item) for item in allow}:
+    if allow is not None and name not in {canonicalize_name(item) for item in allow}:
         return "allow"
     return ""
 
 
-def check_lists(installed: Sequence[str], allow: Sequence[str], deny: Sequence[str]) -> None:
+def check_lists(installed: Sequence[str], allow: Sequence[str] | None, deny: Sequence[str]) -> None:
     """Raise :class:`ConfigError` for a listed name that no installed plugin has, and for denying the core."""
     known = {canonicalize_name(name) for name in installed}
-    for setting, names in (("plugins.allow", allow), ("plugins.deny", deny)):
+    for setting, names in (("plugins.allow", allow or ()), ("plugins.deny", deny)):
         for name in names:
             if canonicalize_name(name) not in known:
                 raise ConfigError(

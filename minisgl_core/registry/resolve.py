@@ -162,7 +162,7 @@ def check_query(query: PlanQuery, registry: Registry) -> None:
         )
     rank_heads(query)
     check_backends(query.backends)
-    allowed = {canonicalize_name(name) for name in query.allow}
+    allowed = {canonicalize_name(name) for name in query.allow or ()}
     for plugin in registry.failures():
         if canonicalize_name(plugin.distribution) in allowed:
             raise _asked_for(plugin, "plugins.allow")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,14 +45,23 @@ class Field:
     slot: Slot
     selection: Selection
     ranked: tuple[tuple[Candidate, tuple[Reason, ...]], ...]
-    outside: tuple[Candidate, ...]
+    outside: tuple[tuple[Candidate, tuple[Reason, ...]], ...] = ()
     """Candidates that the config's explicit names exclude."""
 
     def verdicts(self, query: PlanQuery, joint: Joint) -> list[Verdict]:
         """Every admitted candidate judged, best first."""
+        return self._judge(self.ranked, query, joint)
+
+    def outsiders(self, query: PlanQuery, joint: Joint) -> list[Verdict]:
+        """The candidates that the config's names exclude, judged as if they were admitted."""
+        return self._judge(self.outside, query, joint)
+
+    def _judge(
+        self, candidates: Iterable[tuple[Candidate, tuple[Reason, ...]]], query: PlanQuery, joint: Joint
+    ) -> list[Verdict]:
         need = need_of(self.slot, query, joint)
         judged = []
-        for candidate, standing in self.ranked:
+        for candidate, standing in candidates:
             box, reasons = match(candidate.spec, need)
             judged.append(Verdict(candidate, None if standing else box, (*standing, *reasons)))
         return judged
@@ -100,11 +109,15 @@ def _field(slot: Slot, candidates: Sequence[Candidate], facts: _Standing) -> Fie
     selection = _narrow(slot, selection_of(slot, facts.query), candidates)
     admitted = [item for item in candidates if selection.place(item) is not None]
     admitted.sort(key=lambda item: rank_key(slot, item, selection, facts.query))
+    outside = [item for item in candidates if selection.place(item) is None]
     owners: dict[str, set[str]] = {}
     for item in candidates:
         owners.setdefault(item.spec.name, set()).add(item.distribution)
-    ranked = tuple((item, facts.reasons(item, selection, owners[item.spec.name])) for item in admitted)
-    return Field(slot, selection, ranked, tuple(item for item in candidates if selection.place(item) is None))
+
+    def judged(items: Iterable[Candidate], by: Selection) -> tuple[tuple[Candidate, tuple[Reason, ...]], ...]:
+        return tuple((item, facts.reasons(item, by, owners[item.spec.name])) for item in items)
+
+    return Field(slot, selection, judged(admitted, selection), judged(outside, Selection()))
 
 
 def _narrow(slot: Slot, selection: Selection, candidates: Sequence[Candidate]) -> Selection:
