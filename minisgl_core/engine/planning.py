@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl_core.errors import ConfigError
-from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, resolve_plan
+from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, resolve_plan, wants_graph
 
 if TYPE_CHECKING:
     from minisgl_core.modelconfig import ModelConfig
@@ -38,7 +38,6 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
 def plan_query(config: EngineConfig, model: ModelConfig, device: DeviceFacts) -> PlanQuery:
     """The question that resolving answers."""
     name = str(choose_dtype(config, model)).removeprefix("torch.")
-    wants_graph = config.cuda_graph_max_bs
     return PlanQuery(
         model=model,
         device=device,
@@ -47,10 +46,10 @@ def plan_query(config: EngineConfig, model: ModelConfig, device: DeviceFacts) ->
         page_size=config.page_size,
         tp_size=config.tp_info.size,
         max_seq_len=context_limit(config, model),
-        graph=device.kind == "cuda" if wants_graph is None else wants_graph > 0,
+        graph=wants_graph(config.cuda_graph_max_bs, device),
         backends=config.backends,
         options=config.backend_options,
-        allow=config.allow_plugins or (),
+        allow=config.allow_plugins,
         deny=config.deny_plugins,
         max_running_req=config.max_running_req,
     )
