@@ -1,0 +1,176 @@
+"""Merging the sources (flag > environment > file > default) and checking every name and value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from minisgl_core.env import ENV
+from minisgl_core.errors import ConfigError, nearest
+from minisgl_core.plugin_api import OP_NAMES, ROLES
+
+from .schema import SECTIONS, EngineSettings, ModelSettings, ServerSettings, Settings
+from .sources import CONFIG_VARIABLE, PREFIX, Given, parse_backend_flags, plugin_lists, read_file, split_list
+
+__all__ = ["flag_name", "load_settings", "variable_name"]
+
+M = TypeVar("M", bound=BaseModel)
+
+_SHORT: Final = {("model", "path"): "model"}
+"""Settings whose flag and variable are not named by their key alone."""
+_TABLES: Final = (*SECTIONS, "backends", "plugins")
+
+
+def flag_name(section: str, key: str) -> str:
+    """The command-line flag of a setting, such as ``--page-size``."""
+    return "--" + _SHORT.get((section, key), key).replace("_", "-")
+
+
+def variable_name(section: str, key: str) -> str:
+    """The environment variable of a setting, such as ``MINISGL_PAGE_SIZE``."""
+    return PREFIX + _SHORT.get((section, key), key).upper()
+
+
+def load_settings(
+    config: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    backend_flags: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings in force. ``flags`` are by ``section.key``, None = not given.
+
+    Raises :class:`ConfigError`, naming the nearest known one, for an unknown table, key or ``MINISGL_*`` variable, and
+    for a value that does not fit, naming where it was written.
+    """
+    environ = os.environ if environ is None else environ
+    _check_variables(environ)
+    tables, file = read_file(config, environ)
+    for table in tables:
+        _check_key(table, _TABLES, "table", file)
+    given: dict[tuple[str, str], Given] = {}
+    given.update(_from_file(tables, file))
+    given.update(_from_environment(environ))
+    for name, value in (flags or {}).items():
+        section, _, key = name.partition(".")
+        if value is not None:
+            given[section, key] = Given(value, flag_name(section, key))
+    allow, deny = plugin_lists(tables, file, environ)
+    for key in tables.get("plugins", {}):
+        _check_key(key, ("allow", "deny"), "key", f"[plugins] of {file}")
+    backends, options = _backends(tables.get("backends", {}), file, environ, backend_flags)
+    sources = {f"{section}.{key}": item.source for (section, key), item in given.items()}
+    return Settings(
+        model=_validated("model", ModelSettings, given),
+        engine=_validated("engine", EngineSettings, given),
+        server=_validated("server", ServerSettings, given),
+        allow=allow.value,
+        deny=deny.value,
+        backends=backends,
+        options=options,
+        sources=sources,
+    )
+
+
+def _check_key(key: str, known: Iterable[str], what: str, where: str) -> None:
+    known = list(known)
+    if key not in known:
+        raise ConfigError(
+            f"unknown {what} {key!r} in {where}",
+            field=key,
+            value=key,
+            remedy=nearest(key, known) or f"known are {', '.join(known)}",
+        )
+
+
+def _variables() -> dict[str, tuple[str, str]]:
+    """Settings by environment variable."""
+    return {variable_name(name, key): (name, key) for name, model in SECTIONS.items() for key in model.model_fields}
+
+
+def _backend_variables() -> dict[str, str]:
+    """``ROLE`` or ``ROLE.PART`` by environment variable."""
+    parts = [f"attention.{phase}" for phase in ("prefill", "decode")] + [f"ops.{name}" for name in OP_NAMES]
+    return {f"{PREFIX}BACKEND_{key.replace('.', '_').upper()}": key for key in (*ROLES, *parts)}
+
+
+def _check_variables(environ: Mapping[str, str]) -> None:
+    known = {CONFIG_VARIABLE, f"{PREFIX}PLUGINS_ALLOW", f"{PREFIX}PLUGINS_DENY"}
+    known |= _variables().keys() | _backend_variables().keys() | {item.name for item in ENV.all()}
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            raise ConfigError(
+                f"unknown environment variable {name}",
+                field=name,
+                value=environ[name],
+                remedy=nearest(name, known) or "unset it",
+            )
+
+
+def _from_file(tables: Mapping[str, Any], file: str) -> dict[tuple[str, str], Given]:
+    given = {}
+    for section, model in SECTIONS.items():
+        table = tables.get(section, {})
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{section} in {file} is {table!r}", field=section, value=table, remedy="make it a table")
+        for key, value in table.items():
+            _check_key(key, model.model_fields, "key", f"[{section}] of {file}")
+            given[section, key] = Given(value, file)
+    return given
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, str], Given]:
+    return {place: Given(environ[name], name) for name, place in _variables().items() if environ.get(name)}
+
+
+def _validated(section: str, model: type[M], given: Mapping[tuple[str, str], Given]) -> M:
+    values = {key: item.value for (name, key), item in given.items() if name == section}
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        item = given[section, key]
+        raise ConfigError(
+            f"{section}.{key} is {item.value!r} (from {item.source})",
+            field=f"{section}.{key}",
+            value=item.value,
+            remedy=f"{_wanted(error, key)} ({model.model_fields[key].description})",
+        ) from error
+
+
+def _wanted(error: ValidationError, key: str) -> str:
+    """What pydantic says of each alternative of a key's type: ``input should be ... or input should be ...``."""
+    texts = [problem["msg"] for problem in error.errors() if problem["loc"][0] == key]
+    return " or ".join(dict.fromkeys(text[0].lower() + text[1:].partition(", unable")[0] for text in texts))
+
+
+def _backends(
+    table: Any, file: str, environ: Mapping[str, str], flags: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The choice by role, and the options. A word on a whole role overrides what a weaker source says of its parts."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"backends in {file} is {table!r}", field="backends", value=table, remedy="make it a table")
+    options = table.get("options", {})
+    if not isinstance(options, Mapping) or not all(isinstance(value, Mapping) for value in options.values()):
+        raise ConfigError(
+            f"backends.options in {file} is {options!r}",
+            field="backends.options",
+            value=options,
+            remedy='write one table for each backend: [backends.options."ROLE:NAME"]',
+        )
+    chosen: dict[str, Any] = {role: value for role, value in table.items() if role != "options"}
+    from_environment = {
+        key: split_list(environ[name]) for name, key in _backend_variables().items() if environ.get(name)
+    }
+    for source in (from_environment, parse_backend_flags(flags)):
+        for key, names in sorted(source.items()):
+            role, _, part = key.partition(".")
+            value: Any = names[0] if len(names) == 1 else names
+            if part:
+                whole = chosen.get(role, "auto")
+                value = {**(whole if isinstance(whole, Mapping) else {"*": whole}), part: value}
+            chosen[role] = value
+    return chosen, {key: dict(value) for key, value in options.items()}

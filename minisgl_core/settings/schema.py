@@ -1,0 +1,86 @@
+"""The settings by section, each with its meaning. It imports pydantic: load it only where settings are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["SECTIONS", "EngineSettings", "ModelSettings", "ServerSettings", "Settings"]
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelSettings(_Section):
+    """``[model]``"""
+
+    path: str = Field(default="", description="folder or .gguf file of the model, or a name on the model hub")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="compute dtype; auto = the checkpoint's"
+    )
+
+
+class EngineSettings(_Section):
+    """``[engine]``"""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to run")
+    tp_size: Positive = Field(default=1, description="tensor-parallel ranks")
+    page_size: Positive | Literal["auto"] = Field(
+        default="auto", description="tokens per KV page; auto = what the backends like"
+    )
+    cache: Literal["radix", "naive"] = Field(default="radix", description="prefix cache")
+    max_running_req: Positive = Field(default=256, description="most requests in one batch")
+    max_seq_len_override: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="longest prompt plus output; unset = the model's limit"
+    )
+    max_prefill_tokens: Positive = Field(default=8192, description="most new tokens of one prefill pass")
+    num_page_override: Positive | None = Field(
+        default=None, description="pages of the KV pool; unset = what memory allows"
+    )
+    memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.9, description="share of free memory for the KV pool"
+    )
+    cuda_graph_max_bs: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="largest batch to record graphs for; 0 = none; unset = the device's default"
+    )
+    seed: int = Field(default=0, description="seed of requests that have none")
+
+
+class ServerSettings(_Section):
+    """``[server]``"""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="port to listen on; 0 = a free one")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything. ``backends`` and ``options`` are checked against the installed plugins when they are resolved."""
+
+    model: ModelSettings
+    engine: EngineSettings
+    server: ServerSettings
+    allow: tuple[str, ...] | None
+    """``plugins.allow``: distributions to load; None = all"""
+    deny: tuple[str, ...]
+    """``plugins.deny``"""
+    backends: Mapping[str, Any]
+    """``backends``: a name, a list of names or a table, by role"""
+    options: Mapping[str, Mapping[str, Any]]
+    """``backends.options``, by ``"ROLE:NAME"``"""
+    sources: Mapping[str, str]
+    """Where each value of a section that is not a default was written, by ``section.key``."""
+
+
+SECTIONS: Final[dict[str, type[BaseModel]]] = {
+    "model": ModelSettings,
+    "engine": EngineSettings,
+    "server": ServerSettings,
+}
+"""The sections of plain keys; ``[backends]`` and ``[plugins]`` have shapes of their own."""
