@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from minisgl_core.plugin_api import PoisonHost
 
 from .emulated import EmulatedGraph
@@ -36,6 +38,7 @@ class EmulatedGraphRunner:
         self._graphs: dict[Key, EmulatedGraph[StepOutput]] = {}
         self._checks: dict[Key, StrictReplay[StepOutput]] = {}
 
+    @torch.inference_mode()
     def capture(self) -> None:
         """Record every size and mode, largest first: smaller graphs then fit into the memory of larger ones."""
         pool = MemoryPool()
