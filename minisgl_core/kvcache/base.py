@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import EngineError
+from minisgl_core.errors import EngineError
 
 __all__ = ["CacheHandle", "Inserted", "IntegrityError", "MatchLen", "PrefixCache", "match_len", "page_slots"]
 

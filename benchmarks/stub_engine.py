@@ -1,0 +1,279 @@
+"""An engine without a model, to test and time the scheduler.
+
+:class:`StubEngine` keeps a pool of fake KV: slot -> the token id written there. A pass writes its tokens to the slots
+that the page table names, as a model would write K and V, and then reads the whole sequence back through the page
+table; the next token is :func:`next_token` of what it read. A wrong slot, or a page shared by mistake, changes
+somebody's tokens, and :func:`expected_tokens` says, without any scheduler, what they should have been. Decode takes its
+input from the device state, as the real engine does, not from the host. A pass that writes where another one in flight
+may still read or write is an error.
+
+:class:`NullEngine` returns the same tokens always and costs next to nothing: what is left is the scheduler's own time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from minisgl_core.core import Batch, Req, SamplingParams
+from minisgl_core.scheduler import Message, NewReq, Scheduler, TokenOut
+
+if TYPE_CHECKING:
+    from minisgl_core.engine import TokenLogprobs
+
+__all__ = [
+    "Answer",
+    "NullEngine",
+    "StubConfig",
+    "StubEngine",
+    "StubOutput",
+    "expected_tokens",
+    "next_token",
+    "serve",
+    "time_steady_decode",
+]
+
+UNWRITTEN = -7
+"""What a fake KV slot holds before its first token."""
+
+
+@dataclass
+class StubConfig:
+    """The part of ``EngineConfig`` that the scheduler reads."""
+
+    cache: str = "radix"
+    max_prefill_tokens: int = 8192
+
+
+def next_token(sequence: Sequence[int] | np.ndarray, vocab_size: int) -> int:
+    """A number in [0, vocab_size) that depends on every token of ``sequence`` and on their order."""
+    state = 17
+    for token in np.asarray(sequence).tolist():
+        state = (state * 1_000_003 + token + 1) % 2_147_483_647
+    return state % vocab_size
+
+
+def expected_tokens(
+    prompt: Sequence[int], count: int, vocab_size: int, stop_ids: frozenset[int] = frozenset()
+) -> list[int]:
+    """The answer to ``prompt``: up to ``count`` tokens, ending with the first of ``stop_ids``."""
+    sequence = list(prompt)
+    answer: list[int] = []
+    while len(answer) < count and not (answer and answer[-1] in stop_ids):
+        answer.append(next_token(sequence, vocab_size))
+        sequence.append(answer[-1])
+    return answer
+
+
+@dataclass
+class StubOutput:
+    """A launched pass: nobody may look at the tokens before :meth:`wait`."""
+
+    tokens: list[int]
+    touched: np.ndarray
+    """Slots that the pass reads or writes."""
+    logprob_rows: list[TokenLogprobs | None] | None = None
+    waited: bool = False
+
+    def wait(self) -> None:
+        self.waited = True
+
+    @property
+    def next_tokens_cpu(self) -> torch.Tensor:
+        if not self.waited:
+            raise RuntimeError("the tokens were read before wait()")
+        return torch.tensor(self.tokens, dtype=torch.int32)
+
+    def logprobs(self) -> list[TokenLogprobs | None] | None:
+        return self.logprob_rows
+
+
+@dataclass
+class _State:
+    page_table: np.ndarray
+    last_token: np.ndarray
+    staged: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
+
+    def set_slots(self, table_idx: int, start: int, slots: np.ndarray) -> None:
+        if slots.dtype != np.int32 or start + len(slots) > self.page_table.shape[1]:
+            raise RuntimeError(f"row {table_idx}: {len(slots)} slots of {slots.dtype} at {start} do not fit")
+        self.staged.append((table_idx, start, slots))
+
+    def flush(self) -> None:
+        for table_idx, start, slots in self.staged:
+            self.page_table[table_idx, start : start + len(slots)] = slots
+        self.staged.clear()
+
+
+class _Sampler:
+    def prepare(self, batch: Batch) -> str:
+        return "greedy"
+
+
+class StubEngine:
+    """See the module. ``nan_at(req, position) -> bool`` makes a row's logits NaN; ``seen`` records every batch as
+    ``(phase, [(uid, tokens before, tokens after)])``.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 1,
+        max_seq_len: int = 128,
+        max_running_req: int = 8,
+        vocab_size: int = 50,
+        eos_token_ids: frozenset[int] = frozenset(),
+        max_prefill_tokens: int = 8192,
+        cache: str = "radix",
+        nan_at: Callable[[Req, int], bool] | None = None,
+    ) -> None:
+        self.num_pages, self.page_size, self.max_seq_len = num_pages, page_size, max_seq_len
+        self.max_running_req, self.vocab_size = max_running_req, vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.config: Any = StubConfig(cache, max_prefill_tokens)
+        width = -(-max_seq_len // page_size) * page_size
+        self.state = _State(
+            np.full((max_running_req, width), -1, dtype=np.int32), np.full(max_running_req, UNWRITTEN, dtype=np.int32)
+        )
+        self.sampler = _Sampler()
+        self.kv = np.full(num_pages * page_size, UNWRITTEN, dtype=np.int32)
+        self.seen: list[tuple[str, list[tuple[int, int, int]]]] = []
+        self._nan_at = nan_at
+        self._flying: list[StubOutput] = []
+
+    def forward_batch(self, batch: Batch, mode: Any) -> StubOutput:
+        self.state.flush()
+        self.seen.append((batch.phase, [(req.uid, req.cached_len, req.device_len) for req in batch.reqs]))
+        busy = [out.touched for out in self._flying if not out.waited]
+        touched = np.concatenate([self.state.page_table[req.table_idx, : req.device_len] for req in batch.reqs])
+        for req in batch.reqs:  # as in a model: the whole batch is stored before any row attends
+            self._store(batch, req, busy)
+        tokens = [self._read_and_sample(req) for req in batch.reqs]
+        rows = [self._logprobs(req, token) for req, token in zip(batch.reqs, tokens, strict=True)]
+        for req in batch.reqs:
+            req.complete_one()
+        out = StubOutput(tokens, touched, rows if any(rows) else None)
+        self._flying = [*(out for out in self._flying if not out.waited), out]
+        return out
+
+    def _store(self, batch: Batch, req: Req, busy: list[np.ndarray]) -> None:
+        row = self.state.page_table[req.table_idx]
+        if batch.is_prefill:
+            new = req.tokens[req.cached_len : req.device_len]
+        elif req.extend_len == 1:
+            new = self.state.last_token[req.table_idx : req.table_idx + 1]
+        else:
+            raise RuntimeError(f"{req} decodes {req.extend_len} tokens at once")
+        if len(new) != req.extend_len:
+            raise RuntimeError(f"{req} has {len(new)} tokens for {req.extend_len} places")
+        slots = row[req.cached_len : req.device_len]
+        if (slots < 0).any():
+            raise RuntimeError(f"{req} writes to places of the page table that were never set")
+        if any(np.isin(slots, touched).any() for touched in busy):
+            raise RuntimeError(f"{req} writes to slots that a pass in flight may touch")
+        self.kv[slots] = new
+
+    def _read_and_sample(self, req: Req) -> int:
+        sequence = self.kv[self.state.page_table[req.table_idx, : req.device_len]]
+        token = next_token(sequence, self.vocab_size)
+        self.state.last_token[req.table_idx] = token
+        return -1 if self._nan_at is not None and self._nan_at(req, req.device_len) else token
+
+    def _logprobs(self, req: Req, token: int) -> TokenLogprobs | None:
+        if req.sampling_params.logprobs is None:
+            return None
+        from minisgl_core.engine import TokenLogprobs
+
+        return TokenLogprobs(token, -0.5, [(token, -0.5)][: req.sampling_params.logprobs])
+
+
+class NullEngine(StubEngine):
+    """Every row's next token is 1; nothing is stored."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._tokens = torch.ones(self.max_running_req, dtype=torch.int32)
+
+    def forward_batch(self, batch: Batch, mode: Any) -> Any:
+        self.state.staged.clear()
+        for req in batch.reqs:
+            req.complete_one()
+        return _NullOutput(self._tokens[: batch.size])
+
+
+@dataclass
+class _NullOutput:
+    next_tokens_cpu: torch.Tensor
+
+    def wait(self) -> None:
+        return
+
+    def logprobs(self) -> None:
+        return None
+
+
+@dataclass
+class Answer:
+    """All that a scheduler said about one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+    def add(self, out: TokenOut) -> None:
+        if self.finish_reason is not None:
+            raise RuntimeError(f"{out} came after the end, {self.finish_reason!r}")
+        if out.token is not None:
+            self.tokens.append(out.token)
+            self.logprobs.append(out.logprobs)
+        self.finish_reason, self.error = out.finish_reason, out.error
+
+
+def serve(scheduler: Scheduler, messages: Sequence[Message], max_steps: int = 10_000) -> dict[int, Answer]:
+    """Apply ``messages``, step until nothing is left to do; answers by uid, in order of their first word."""
+    answers: dict[int, Answer] = {}
+    scheduler.apply(messages)
+    for _ in range(max_steps):
+        if not scheduler.has_work:
+            return answers
+        for out in scheduler.step():
+            answers.setdefault(out.uid, Answer()).add(out)
+    raise RuntimeError(f"still at work after {max_steps} steps: {scheduler.stats}")
+
+
+def time_steady_decode(batch_size: int, steps: int = 200, page_size: int = 16) -> float:
+    """Host time of one scheduler step in steady decode, in microseconds: the median over ``steps``."""
+    length = 64 + steps + 80
+    engine = NullEngine(
+        num_pages=batch_size * -(-length // page_size) + 64,
+        page_size=page_size,
+        max_seq_len=length + 64,
+        max_running_req=batch_size,
+        vocab_size=32000,
+        eos_token_ids=frozenset([2]),
+        max_prefill_tokens=1 << 20,
+    )
+    scheduler = Scheduler(engine)
+    params = SamplingParams(max_tokens=length - 8)
+    prompts = np.random.default_rng(0).integers(3, 32000, (batch_size, 64), dtype=np.int32)
+    scheduler.apply([NewReq(uid, prompt, params) for uid, prompt in enumerate(prompts)])
+    for _ in range(20):
+        scheduler.step()
+    marks = [time.perf_counter()]
+    for _ in range(steps):
+        scheduler.step()
+        marks.append(time.perf_counter())
+    return float(np.median(np.diff(marks))) * 1e6
+
+
+if __name__ == "__main__":
+    for size in (1, 8, 64, 256):
+        for page in (1, 16):
+            print(f"batch {size:4} page {page:3}: {time_steady_decode(size, page_size=page):7.1f} us per step")

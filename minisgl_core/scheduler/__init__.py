@@ -1,0 +1,19 @@
+"""Which requests run when: continuous batching, chunked prefill, overlap, preemption, abort."""
+
+from .limits import Limits
+from .messages import Abort, Finish, FinishReason, Message, NewReq, TokenOut
+from .records import EngineLike
+from .scheduler import Scheduler, SchedulerStats
+
+__all__ = [
+    "Abort",
+    "EngineLike",
+    "Finish",
+    "FinishReason",
+    "Limits",
+    "Message",
+    "NewReq",
+    "Scheduler",
+    "SchedulerStats",
+    "TokenOut",
+]

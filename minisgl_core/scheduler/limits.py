@@ -1,0 +1,57 @@
+"""What a request may ask for: checked before anything is spent on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from minisgl_core.errors import AdmissionError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minisgl_core.core import SamplingParams
+
+__all__ = ["Limits"]
+
+
+class Limits(NamedTuple):
+    """Of one engine, in tokens."""
+
+    max_seq_len: int
+    """Longest prompt plus output that the context allows."""
+    pool_tokens: int
+    """Slots of the KV pool."""
+    vocab_size: int
+
+    @property
+    def max_total_len(self) -> int:
+        """Longest prompt plus output of a request that has the pool to itself."""
+        return min(self.max_seq_len, self.pool_tokens)
+
+    def check_prompt(self, input_ids: np.ndarray) -> None:
+        """Raise :class:`AdmissionError` for a prompt that can never be served; nothing is ever truncated."""
+        length = len(input_ids)
+        if length == 0:
+            raise AdmissionError("the prompt is empty", field="prompt", value=0, remedy="give at least one token")
+        if length >= self.max_total_len:
+            raise AdmissionError(
+                f"a prompt of {length} tokens leaves no room for an answer: the context is {self.max_seq_len} tokens "
+                f"and the KV pool holds {self.pool_tokens}",
+                field="prompt",
+                value=length,
+                remedy=f"shorten it to at most {self.max_total_len - 1} tokens",
+            )
+        low, high = int(input_ids.min()), int(input_ids.max())
+        if low < 0 or high >= self.vocab_size:
+            raise AdmissionError(
+                f"the prompt holds token id {low if low < 0 else high}",
+                field="prompt",
+                value=low if low < 0 else high,
+                remedy=f"this model's ids go from 0 to {self.vocab_size - 1}",
+            )
+
+    def output_len(self, prompt_len: int, params: SamplingParams) -> int:
+        """Tokens that may be generated: ``max_tokens``, capped at what context and pool leave (it then ends with
+        "length").
+        """
+        return min(params.max_tokens, self.max_total_len - prompt_len)

@@ -1,0 +1,295 @@
+"""One rank's scheduler: which Reqs the next pass serves, and what its tokens mean for them.
+
+Every decision follows from the messages alone: no clock, no free-memory reading, no order of a set. Tensor-parallel
+ranks that get the same messages before the same steps therefore launch the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from minisgl_core.core import Batch, Req
+from minisgl_core.env import ENV
+from minisgl_core.errors import AdmissionError, EngineError
+from minisgl_core.kvcache import CacheManager, MatchLen, NaiveCache, RadixCache, match_len
+
+from .decode import DecodeSet
+from .limits import Limits
+from .messages import Abort, FinishReason, Message, NewReq, TokenOut
+from .prefill import PrefillQueue
+from .records import EngineLike, Flight, ForwardOutputLike, PendingReq, ReqState
+from .resources import Resources
+
+if TYPE_CHECKING:
+    from minisgl_core.engine import TokenLogprobs
+
+__all__ = ["Scheduler", "SchedulerStats"]
+
+MAX_PREFILL_RUN = 8
+"""Prefill passes in a row after which running Reqs get a decode pass: new prompts must not silence them for ever."""
+
+_as_token_out = partial(tuple.__new__, TokenOut)
+
+
+class SchedulerStats(NamedTuple):
+    """A glance at the scheduler; counters count from its start."""
+
+    running: int
+    waiting: int
+    free_pages: int
+    cached_pages: int
+    """Pages held by the prefix cache, in use or not."""
+    hit_tokens: int
+    preemptions: int
+
+
+class Scheduler:
+    """Give it messages with :meth:`apply`, then call :meth:`step`, as long as :attr:`has_work`.
+
+    With overlap a step launches its pass before it processes the tokens of the previous one, so a Req that ends is
+    sometimes part of one more pass; that pass's token is dropped, and row and pages are kept until it is processed.
+    """
+
+    def __init__(self, engine: EngineLike, match_len: MatchLen = match_len) -> None:
+        config, size = engine.config, engine.page_size
+        self.limits = Limits(engine.max_seq_len, engine.num_pages * size, engine.vocab_size)
+        cache = RadixCache(size, match_len) if config.cache == "radix" else NaiveCache()
+        self._resources = Resources(
+            CacheManager(engine.num_pages, size, cache),
+            engine.max_running_req,
+            engine.eos_token_ids,
+            engine.state.set_slots,
+        )
+        self._prefill = PrefillQueue(self._resources, config.max_prefill_tokens)
+        self._decode = DecodeSet(self._resources)
+        self._engine = engine
+        self._overlap = not ENV.DISABLE_OVERLAP_SCHEDULING.value
+        self._check = ENV.CHECK_INTEGRITY.value
+        self._pending: dict[int, PendingReq] = {}
+        self._reqs: dict[int, Req] = {}
+        self._flight: Flight | None = None
+        self._outs: list[TokenOut] = []
+        self._zombies = 0
+        """Reqs that have ended but are part of the pass in flight."""
+        self._waits_for_host = 0
+        """Reqs whose next token is sampled with the help of their previous one on the host."""
+        self._prefill_run = 0
+        self._preemptions = 0
+        self._maybe_stop = np.zeros(engine.vocab_size + 1, dtype=bool)
+        """Token ids that may end some Req; the last entry is that of -1, NaN logits."""
+        self._maybe_stop[-1] = True
+        self._expect_stop_ids(engine.eos_token_ids)
+
+    @property
+    def has_work(self) -> bool:
+        """False when a step would do nothing."""
+        return bool(self._reqs or self._pending or self._flight or self._outs)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        manager = self._resources.manager
+        cached = manager.prefix_cache.evictable_pages + manager.prefix_cache.protected_pages
+        return SchedulerStats(
+            len(self._reqs),
+            len(self._pending),
+            manager.free_pages,
+            cached,
+            self._resources.hit_tokens,
+            self._preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise :class:`~minisgl_core.kvcache.IntegrityError` unless every row and page is accounted for once."""
+        self._resources.check(self._reqs.values())
+
+    def clear_cache(self) -> None:
+        """Forget all prefixes that no running Req uses."""
+        self._resources.manager.clear_cache()
+
+    # ---- messages ------------------------------------------------------------------------------------------------
+
+    def apply(self, messages: Iterable[Message]) -> None:
+        """Before a step: new requests join the queue or are refused at once, others end as soon as may be."""
+        for message in messages:
+            if isinstance(message, NewReq):
+                self._add(message)
+            else:
+                self._cancel(message.uid, "abort" if isinstance(message, Abort) else "stop")
+
+    def _add(self, new: NewReq) -> None:
+        if new.uid in self._reqs or new.uid in self._pending:
+            raise EngineError(f"request uid {new.uid} is in use", field="uid", value=new.uid)
+        try:
+            self.limits.check_prompt(new.input_ids)
+        except AdmissionError as error:
+            self._outs.append(TokenOut(new.uid, None, "error", str(error)))
+            return
+        tokens = np.array(new.input_ids, dtype=np.int32)
+        output_len = self.limits.output_len(len(tokens), new.params)
+        pending = PendingReq(new.uid, tokens, len(tokens), output_len, new.params)
+        self._expect_stop_ids(new.params.stop_token_ids)
+        self._pending[new.uid] = pending
+        self._prefill.add(pending)
+
+    def _expect_stop_ids(self, stop_ids: Iterable[int]) -> None:
+        for token in stop_ids:
+            if token < self.limits.vocab_size:
+                self._maybe_stop[token] = True
+
+    def _cancel(self, uid: int, reason: FinishReason) -> None:
+        if (pending := self._pending.pop(uid, None)) is not None:
+            self._prefill.remove(pending)
+            self._outs.append(TokenOut(uid, None, reason))
+        elif (req := self._reqs.get(uid)) is not None and req.extra.outcome is None:
+            self._end(req, None, reason)
+
+    # ---- one step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[TokenOut]:
+        """Schedule and launch one pass, then process the previous one (without overlap: this one)."""
+        if self._waits_for_host:
+            self._drain()
+        launched = self._launch()
+        before, self._flight = self._flight, launched
+        if before is not None:
+            self._process(before)
+        if not self._overlap:
+            self._drain()
+        if self._check:
+            self.check_integrity()
+        outs, self._outs = self._outs, []
+        return outs
+
+    def _drain(self) -> None:
+        """Process the pass in flight now."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._process(flight)
+
+    # ---- schedule and launch -------------------------------------------------------------------------------------
+
+    def _launch(self) -> Flight | None:
+        if self._prefill_run >= MAX_PREFILL_RUN:
+            self._prefill_run = 0
+            flight = self._launch_decode() or self._launch_prefill()
+        else:
+            flight = self._launch_prefill() or self._launch_decode()
+        if flight is None and self._flight is None and (self._reqs or self._pending):
+            raise EngineError(f"the scheduler is stuck: {self.stats}")
+        return flight
+
+    def _launch_prefill(self) -> Flight | None:
+        if not self._prefill.ready:
+            return None
+        chosen = self._prefill.next_batch(self._decode.running, self._admitted)
+        if chosen is None:
+            return None
+        self._prefill_run += 1
+        self._decode.disturb()
+        out = self._forward(Batch(reqs=chosen.reqs, phase="prefill"))
+        return Flight(chosen.reqs, [req.uid for req in chosen.reqs], out, plain=False, chunks=chosen.chunks)
+
+    def _admitted(self, pending: PendingReq, req: Req) -> None:
+        del self._pending[pending.uid]
+        self._reqs[req.uid] = req
+        self._waits_for_host += req.sampling_params.edits_logits
+
+    def _launch_decode(self) -> Flight | None:
+        if not self._decode.quiet and not self._refresh_decode():
+            return None
+        self._prefill_run = 0
+        batch = self._decode.take()
+        out = self._forward(batch)
+        return Flight(batch.reqs, self._decode.uids, out, plain=self._decode.quiet > 0)
+
+    def _refresh_decode(self) -> bool:
+        while reqs := self._decode.candidates():
+            if self._decode.refresh(reqs):
+                return True
+            if self._flight is not None:
+                self._drain()  # some of its Reqs may end here; and none is preempted with a token under way
+            else:
+                self._preempt(self._prefill.partial or self._decode.running[-1])
+        return False
+
+    def _forward(self, batch: Batch) -> ForwardOutputLike:
+        return self._engine.forward_batch(batch, self._engine.sampler.prepare(batch))
+
+    def _preempt(self, req: Req) -> None:
+        """The youngest goes back to the head of the queue with the tokens it has; they are computed again later."""
+        tokens = req.tokens.copy()
+        self._withdraw(req)
+        pending = PendingReq(req.uid, tokens, req.prompt_len, req.max_device_len - len(tokens), req.sampling_params)
+        self._release(req)
+        self._pending[req.uid] = pending
+        self._prefill.put_back(pending)
+        self._preemptions += 1
+
+    # ---- process -------------------------------------------------------------------------------------------------
+
+    def _process(self, flight: Flight) -> None:
+        flight.out.wait()
+        host = flight.out.next_tokens_cpu.numpy()
+        tokens: list[int] = host.tolist()
+        logprobs = flight.out.logprobs()
+        if flight.plain and not self._zombies and logprobs is None and not self._maybe_stop[host].any():
+            for req, token in zip(flight.reqs, tokens, strict=True):
+                req.append_token(token)
+            self._outs.extend(map(_as_token_out, zip(flight.uids, tokens, repeat(None), repeat(None), repeat(None))))
+            return
+        for row, (req, token) in enumerate(zip(flight.reqs, tokens, strict=True)):
+            self._process_row(req, token, row in flight.chunks, logprobs[row] if logprobs else None)
+
+    def _process_row(self, req: Req, token: int, is_chunk: bool, logprobs: TokenLogprobs | None) -> None:
+        state: ReqState = req.extra
+        if state.outcome is not None:
+            state.poisoned |= token < 0
+            self._zombies -= 1
+            self._release(req)
+        elif token < 0:
+            state.poisoned = True
+            self._end(req, None, "error", "the model's logits for this request were NaN")
+        elif not is_chunk:
+            req.append_token(token)
+            if token in state.stop_ids:
+                self._end(req, token, "stop", None, logprobs)
+            elif req.num_tokens == req.max_device_len:
+                self._end(req, token, "length", None, logprobs)
+            else:
+                self._outs.append(TokenOut(req.uid, token, None, None, logprobs))
+
+    def _end(
+        self,
+        req: Req,
+        token: int | None,
+        reason: FinishReason,
+        error: str | None = None,
+        logprobs: TokenLogprobs | None = None,
+    ) -> None:
+        """Announce the end of ``req``; what it holds comes back now, or after the pass in flight that it is part of."""
+        self._outs.append(TokenOut(req.uid, token, reason, error, logprobs))
+        req.extra.outcome = reason
+        self._withdraw(req)
+        if self._flight is not None and req in self._flight.reqs:
+            self._zombies += 1
+        else:
+            self._release(req)
+
+    def _withdraw(self, req: Req) -> None:
+        """No further pass for ``req``."""
+        if req is self._prefill.partial:
+            self._prefill.partial = None
+        else:
+            self._decode.remove(req)
+
+    def _release(self, req: Req) -> None:
+        self._resources.release(req)
+        del self._reqs[req.uid]
+        self._waits_for_host -= req.sampling_params.edits_logits
+        self._prefill.unblock()
+        self._decode.disturb()
