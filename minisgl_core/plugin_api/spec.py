@@ -80,7 +80,8 @@ class Reason:
     fix: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.field}: wanted {self.wanted}, supported {self.supported}"
+        verbs = ("needs", "found") if self.code == "requires" else ("wanted", "supported")
+        text = f"{self.field}: {verbs[0]} {self.wanted}, {verbs[1]} {self.supported}"
         return f"{text} ({self.fix})" if self.fix else text
 
 
@@ -100,10 +101,16 @@ Ints = OneOf | MultipleOf | AnyValue | None
 class Caps:
     """One box of capabilities; a backend can do what lies inside any of its boxes.
 
-    Fields that a role never asks about may stay empty. ``sm`` is an inclusive range of compute capabilities such as
-    ``(90, 90)``; it is only asked on CUDA devices. ``gqa_ratios`` are query heads per kv head on one rank.
-    ``features`` is an open set of names (``window``, ``softcap``, ``sinks``, ``fp8_kv``...): a needed feature that is
-    not listed is a reason to refuse, so features invented later stay denied to old plugins.
+    Fields that a role never asks about may stay empty. Asked are: ``devices`` and ``sm`` of every role but models;
+    ``dtypes`` of attention, kv, moe, ops, linear, comm; ``kv_dtypes``, ``head_dims``, ``page_sizes``, ``kv_layouts`` of
+    attention, kv and the op qk_norm_rope_store; ``gqa_ratios``, ``phases``, ``features`` of attention; ``ops`` of ops;
+    ``formats`` of linear (``plain`` = unquantised); ``architectures`` of models; ``graph``, if graphs are asked for, of
+    the graph runner and of all that runs inside a captured decode step (comm only with several ranks).
+
+    ``sm`` is an inclusive range of compute capabilities such as ``(90, 90)``; it is only asked on CUDA devices.
+    ``gqa_ratios`` are query heads per kv head on one rank. ``page_sizes`` are those of the kernels: one fits if it
+    divides the pool's. ``features`` is an open set of names (``window``, ``softcap``, ``sinks``, ``fp8_kv``...): a
+    needed feature that is not listed is a reason to refuse, so features invented later stay denied to old plugins.
     """
 
     devices: Names = ()
@@ -131,6 +138,9 @@ class BackendSpec:
 
     ``requires`` items: a PEP 508 string, ``"import:module"``, ``"exec:program"``, or a tuple meaning any of them.
     Several specs of one plugin may share a name with distinct ``variant``; the name then means the first that fits.
+    ``probe`` is a function called as ``probe(facts)`` in a throw-away process once the backend is chosen: it returns,
+    or raises :class:`CannotRun`; facts are plain data: role, name, variant, device {kind, sm, name}, dtype, kv_dtype,
+    q_heads, kv_heads (one rank's), head_dim, page_size (the pool's), kv_layout.
     ``tier``: lower is preferred where neither config, calibration nor the core's table decides.
     """
 

@@ -108,7 +108,7 @@ def _pages(box: Caps, need: Need) -> Iterator[Reason]:
         elif isinstance(box.page_sizes, OneOf) and box.page_sizes.values:
             fix = f"page_size={box.page_sizes.values[0]} would do"
         supported = _numbers(box.page_sizes)
-        yield Reason("page_size", "page_sizes", f"a divisor of {need.page_size}", supported, fix)
+        yield Reason("page_size", "page_sizes", f"one that divides {need.page_size}", supported, fix)
     if need.kv_layout is not None and need.kv_layout not in box.kv_layouts:
         yield Reason("kv_layout", "kv_layouts", need.kv_layout, _named(box.kv_layouts))
 

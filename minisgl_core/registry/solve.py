@@ -25,7 +25,8 @@ __all__ = ["Field", "Solution", "Struck", "Verdict", "fields_of", "joint_domain"
 Struck = Mapping[str, Reason]
 """Candidates refused by their own probe, by :attr:`Candidate.key`."""
 
-_PREFERRED_PAGES: Final = (16, 1, 32, 64, 128, 256)
+_PREFERRED_PAGES: Final = (1, 16, 32, 64, 128, 256)
+"""Page size 1 shares prefixes to the token, so it comes first wherever the kernels leave the choice."""
 _LARGEST_PAGE: Final = 4096
 
 
@@ -144,10 +145,10 @@ class _Standing:
             self._unmet[key] = check_requirements(spec, self._environment)
         reasons = list(self._unmet[key])
         if len(owners) > 1 and not selection.pins_distribution(candidate):
-            fix = f"name {spec.name}@{candidate.distribution}"
+            fix = f"backends.{spec.role}={spec.name}@{candidate.distribution}"
             reasons.append(Reason("clash", "name", "one distribution with this name", ", ".join(sorted(owners)), fix))
         if spec.stand_in and self.query.device.kind == "cuda" and not selection.names_it(candidate):
-            fix = f"name it: {spec.role}={spec.name}"
+            fix = f"backends.{spec.role}={spec.name}"
             reasons.append(Reason("stand_in", "stand_in", "a kernel for CUDA", "a stand-in, only if named", fix))
         if key in self._struck:
             reasons.append(self._struck[key])

@@ -1,0 +1,97 @@
+"""The entry of ``minisgl``: finds the command's module, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from minisgl_core import __version__
+from minisgl_core.errors import MinisglError, nearest
+
+__all__ = ["COMMANDS", "CommandEntry", "main"]
+
+PROGRAM: Final = "minisgl"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command that is not imported yet: ``module`` has a click command called ``command``."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Final[Mapping[str, CommandEntry]] = {
+    "plugins": CommandEntry("minisgl_core.cli.plugins", "What is installed: plugins, their backends, their failures."),
+    "explain": CommandEntry("minisgl_core.cli.explain", "What would run here, and why not the others."),
+}
+"""Every command, in the order of the help."""
+
+
+class _Commands(click.Group):
+    """Lists commands from :data:`COMMANDS`; imports only the one that is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        return None if entry is None else click.Command(cmd_name, help=entry.help)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, *rest = args
+        if name not in COMMANDS:
+            hint = nearest(name, COMMANDS) or f"the commands are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"unknown command {name!r}; {hint}", ctx)
+        command: click.Command = importlib.import_module(COMMANDS[name].module).command
+        return name, command, rest
+
+
+@click.group(cls=_Commands, invoke_without_command=True)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(__version__, prog_name=PROGRAM)
+@click.pass_context
+def _app(ctx: click.Context, debug: bool) -> None:
+    """Run Hugging Face language models on backends that are plugins."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0, 2 for a wrong call, 1 for a failure."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        result = _app.main([item for item in given if item != "--debug"], prog_name=PROGRAM, standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.Abort:
+        return _fail("interrupted", 130, debug)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code, debug)
+    except MinisglError as error:
+        return _fail(str(error), error.exit_code, debug)
+    except BrokenPipeError:
+        # the reader of our output has gone; Python would complain once more when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        what = f"internal error: {type(error).__name__}: {error}; please report it with the traceback of --debug"
+        return _fail(what, 1, debug)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code

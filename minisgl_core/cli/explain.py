@@ -1,0 +1,134 @@
+"""``minisgl explain``: the plan for a model, a config and a device, and every backend that was not chosen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+
+from minisgl_core.errors import UsageError
+from minisgl_core.modelconfig import ModelConfig, read_model_config
+from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
+from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, discover, wants_graph
+from minisgl_core.registry.explain import CandidateReport, Explanation, explain
+from minisgl_core.settings.schema import Settings
+
+from .options import settings_options
+from .output import json_option, print_json, print_table
+
+__all__ = ["command", "plan_query"]
+
+_OTHER_PURPOSE = ("op", "architecture")
+"""Codes of reasons that say: this backend is for something else."""
+
+
+@click.command(name="explain")
+@settings_options("model", "engine", without=("engine.device",))
+@click.option("--geometry", "geometry_name", metavar="NAME", help=f"A shape without weights: {', '.join(GEOMETRIES)}.")
+@click.option("--device", metavar="DEVICE", help="cpu, cuda, or hardware that is not here, such as sm90. [auto]")
+@json_option
+def command(settings: Settings, geometry_name: str | None, device: str | None, as_json: bool) -> int:
+    """What would run here, and why not the others.
+
+    Exits with 1 if nothing would.
+    """
+    model = _model(settings, geometry_name)
+    facts, elsewhere = _device(device or settings.engine.device)
+    registry = discover(allow=settings.allow, deny=settings.deny)
+    answer = explain(plan_query(settings, model, facts), registry, elsewhere=elsewhere)
+    if as_json:
+        subject = {"architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
+        print_json({**subject, **answer.to_json()})
+    else:
+        _print(answer, f"{model.architecture} on {facts}" + (" (not this machine)" if elsewhere else ""))
+    return 0 if answer.plan else 1
+
+
+def plan_query(settings: Settings, model: ModelConfig, device: DeviceFacts) -> PlanQuery:
+    """The question that these settings ask of the plugins."""
+    engine = settings.engine
+    return PlanQuery(
+        model=model,
+        device=device,
+        dtype=model.dtype if settings.model.dtype == "auto" else settings.model.dtype,
+        page_size=engine.page_size,
+        tp_size=engine.tp_size,
+        max_seq_len=engine.max_seq_len_override or 0,
+        graph=wants_graph(engine.cuda_graph_max_bs, device),
+        max_running_req=engine.max_running_req,
+        backends=settings.backends,
+        options=settings.options,
+        allow=settings.allow,
+        deny=settings.deny,
+    )
+
+
+def _model(settings: Settings, geometry_name: str | None) -> ModelConfig:
+    if geometry_name and settings.sources.get("model.path") == "--model":
+        raise UsageError("--model and --geometry are both given", field="--geometry", remedy="give one of them")
+    if geometry_name:
+        return geometry(geometry_name)
+    if not settings.model.path:
+        raise UsageError(
+            "no model is named", field="--model", remedy=f"give --model DIR, or --geometry {next(iter(GEOMETRIES))}"
+        )
+    return read_model_config(settings.model.path)
+
+
+def _device(text: str) -> tuple[DeviceFacts, bool]:
+    """(facts, is it a device that is not here?)"""
+    match = re.fullmatch(r"sm(\d{2,3})", text)
+    if match:
+        return DeviceFacts("cuda", sm=int(match[1])), True
+    if text not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device is {text!r}", field="--device", value=text, remedy="use cpu, cuda, or such as sm90")
+    return detect_device(text), False
+
+
+def _print(answer: Explanation, subject: str) -> None:
+    if answer.plan is None:
+        click.echo(f"{subject}: no plan. {answer.error}")
+    else:
+        _print_plan(answer.plan, subject)
+    click.echo(f"\nCandidates, judged at page_size={answer.page_size}")
+    for slot in answer.slots:
+        click.echo(f"\n{slot.slot.label}")
+        _print_candidates(slot.candidates)
+    for plugin in answer.failures:
+        click.echo(f"\nplugin {plugin.distribution} failed to load: {plugin.failure}")
+    for note in answer.notes:
+        click.echo(f"\nnote: {note.distribution}: {note.text}")
+
+
+def _print_plan(plan: Plan, subject: str) -> None:
+    graphs = "decode steps in graphs" if plan.graph else "no graphs"
+    click.echo(
+        f"{subject}: {plan.dtype}, page_size={plan.page_size}, {plan.kv_layout}, {graphs}, plan {plan.digest()}\n"
+    )
+    rows = [(bucket.slot.label, bucket.choice.label, bucket.choice.version) for bucket in plan.buckets]
+    print_table(("SLOT", "BACKEND", "VERSION"), rows)
+    for line in plan.fallbacks:
+        click.echo(f"fallback: {line}")
+
+
+def _print_candidates(candidates: Sequence[CandidateReport]) -> None:
+    """Those of another purpose (they lack the operation or the architecture) share a line."""
+    others = [item for item in candidates if any(reason.code in _OTHER_PURPOSE for reason in item.reasons)]
+    for candidate in candidates:
+        if candidate not in others or len(others) == len(candidates):
+            _print_candidate(candidate)
+    if others and len(others) < len(candidates):
+        click.echo(
+            f"  rejected   for other {others[0].reasons[-1].field}: {', '.join(item.backend for item in others)}"
+        )
+
+
+def _print_candidate(candidate: CandidateReport) -> None:
+    click.echo(f"  {candidate.status.ljust(9)}  {candidate.backend} {candidate.version}")
+    for reason in candidate.reasons:
+        click.echo(f"             - {reason}")
+    for change in candidate.would_allow:
+        click.echo(f"             > {change} would allow it")
+    if candidate.to_install:
+        click.echo(f"             > not installed here: {'; '.join(candidate.to_install)}")

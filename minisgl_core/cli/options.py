@@ -1,0 +1,59 @@
+"""Options that several commands share, made from the settings so that each is described once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import click
+
+from minisgl_core.settings.load import flag_name, load_settings
+from minisgl_core.settings.schema import SECTIONS
+
+__all__ = ["settings_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def settings_options(
+    *sections: str, without: Collection[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds ``--config``, ``--backend`` and a flag for every setting of these sections but those ``without``.
+
+    The command receives them merged with environment and file, as the argument ``settings``.
+    """
+    keys = [(name, key) for name in sections for key in SECTIONS[name].model_fields if f"{name}.{key}" not in without]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def command(config: str | None, backend: tuple[str, ...], **given: Any) -> Any:
+            flags = {f"{name}.{key}": given.pop(_parameter(name, key)) for name, key in keys}
+            return function(settings=load_settings(config, flags, backend), **given)
+
+        command.__doc__ = function.__doc__
+        command.__name__ = function.__name__
+        command.__click_params__ = list(getattr(function, "__click_params__", ()))  # type: ignore[attr-defined]
+        for name, key in reversed(keys):
+            command = _option(name, key)(command)
+        command = click.option(
+            "--backend",
+            multiple=True,
+            metavar="ROLE=NAME",
+            help="Backend of a role, repeatable: attention=fa, attention.prefill=fa,flashinfer.",
+        )(command)
+        return click.option("--config", type=click.Path(), help="Config file instead of ./minisgl.toml.")(command)
+
+    return decorate
+
+
+def _parameter(section: str, key: str) -> str:
+    return f"{section}_{key}"
+
+
+def _option(section: str, key: str) -> Callable[[F], F]:
+    info = SECTIONS[section].model_fields[key]
+    flag, default = flag_name(section, key), info.default
+    shown = f"{info.description} [{default}]" if default not in (None, "") else info.description
+    if info.annotation is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", _parameter(section, key), default=None, help=shown)
+    # values stay text here: the settings check them, whatever source they come from
+    return click.option(flag, _parameter(section, key), default=None, metavar=key.upper(), help=shown)
