@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -14,6 +16,10 @@ import minisgl_core
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
+OPTIONAL = {"flash_attn", "flash_attn_interface", "flashinfer", "triton"}
+"""Kernel libraries: a spec requires them, a distribution does not."""
+AHEAD = {"minisgl-cuda": {"torch"}, "minisgl-moe": {"torch"}}
+"""Dependencies of code that is still to come."""
 names = pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)
 
 
@@ -83,3 +89,24 @@ def test_one_pip_install_brings_minisgl_cuda(name: str) -> None:
 def test_all_packages_are_typed() -> None:
     packages = [ROOT / "minisgl_core", *(folder / "src" / folder.name for folder in PLUGINS)]
     assert [p.name for p in packages if not (p / "py.typed").is_file()] == []
+
+
+def _imports(folder: Path) -> set[str]:
+    """Top packages that the sources import, at any depth, the standard library and their own excepted."""
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {folder.name}
+
+
+@pytest.mark.parametrize("folder", [ROOT, *PLUGINS], ids=lambda folder: folder.name)
+def test_dependencies_are_what_the_sources_import(folder: Path) -> None:
+    package = ROOT / "minisgl_core" if folder == ROOT else folder / "src" / folder.name
+    name = _project(folder)["name"]
+    declared = {requirement.replace("-", "_").lower() for requirement in _requirements(name)}
+    assert _imports(package) - OPTIONAL <= declared
+    assert declared - {"minisgl_cuda"} <= _imports(package) | AHEAD.get(name, set())

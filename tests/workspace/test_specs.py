@@ -13,7 +13,8 @@ from packaging.specifiers import SpecifierSet
 from minisgl_core.errors import BackendError
 from minisgl_core.modelconfig import ModelConfig, MoEConfig, RopeConfig
 from minisgl_core.plugin_api import API_VERSIONS, HOOK_OF_ROLE, BackendSpec, Role
-from minisgl_core.registry import DeviceFacts, PlanQuery, resolve_plan
+from minisgl_core.registry import DeviceFacts, PlanQuery, discover, resolve_plan
+from minisgl_core.registry.explain import explain
 from minisgl_core.registry.requirements import Installed
 
 PLUGINS = ("minisgl_cpu_sim", "minisgl_cuda", "minisgl_fa", "minisgl_flashinfer", "minisgl_moe")
@@ -106,6 +107,20 @@ def test_an_unshipped_backend_is_refused_by_name(role: Role, name: str, module: 
     with pytest.raises(BackendError) as refused:
         resolve_plan(query, environment=_EverythingElse(), prober=lambda requests: {})
     assert f"no module {module}" in str(refused.value)
+
+
+def test_explain_promises_no_unshipped_backend_for_a_machine_elsewhere() -> None:
+    query = PlanQuery(QWEN3_30B_A3B, HOPPER, "bfloat16", graph=True)
+    answer = explain(query, discover(), elsewhere=True)
+    unshipped = {(role, name) for role, name, _ in UNSHIPPED}
+    promised = {
+        candidate.backend
+        for slot in answer.slots
+        for candidate in slot.candidates
+        if candidate.status in ("chosen", "fits")
+        and (slot.slot.role, candidate.backend.partition("@")[0].partition("/")[0]) in unshipped
+    }
+    assert promised == set()
 
 
 @pytest.mark.parametrize("device", [CPU, HOPPER], ids=str)
