@@ -69,7 +69,7 @@ class _StorageMatch:
                 raise GraphViolation(
                     "frozen_value",
                     was.name,
-                    f"{_short(before.holder)} at capture, {_short(after.holder)} now, at {was.where}",
+                    f"host data {_short(before.holder)} at capture, {_short(after.holder)} now, at {was.where}",
                 )
             return
         name = self._names.get(old) or self._names.get(new) or "a tensor from outside without a name"

@@ -50,7 +50,7 @@ class EmulatedGraph(Generic[T]):
         for _ in range(warmup):
             step()
         trace, result = record(step, strict=strict)
-        gc.collect()  # memory that only a cycle holds can be given away
+        gc.collect(1)  # memory that only a young cycle holds can be given away
         return cls(trace, result, torch.is_inference_mode_enabled(), pool or MemoryPool())
 
     @property

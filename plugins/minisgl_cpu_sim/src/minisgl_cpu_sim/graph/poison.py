@@ -53,17 +53,19 @@ def run_poisoned(
     for tensor, indices in places.values():
         tensor.index_fill_(0, indices.long(), float("nan"))
     filled = rows.live == rows.padded
-    suspect = ""
+    origins: dict[int, str] = {}
     for operation in graph.run_each():
         if operation.action == "empty":
             fill_garbage(operation.outputs)
         elif not filled:
             filled = _fill_padding(operation, rows)
-        suspect = suspect or _spoilt_by(operation, shadow.ops[operation.index], rows)
-    for got, was in zip(result_tensors(graph.result), clean, strict=True):
-        _check_result(got, was, rows, suspect)
+        _trace_spoilt(operation, shadow.ops[operation.index], rows, origins)
     for name, (tensor, indices) in places.items():
         _check_leak(name, tensor, after.was(tensor), indices)
+    storages = {use.holder.untyped_storage().data_ptr(): use.index for use in graph.trace.storages}
+    for got, was in zip(result_tensors(graph.result), clean, strict=True):
+        storage = storages.get(got.untyped_storage().data_ptr(), -1)
+        _check_result(got, was, rows, origins.get(storage, describe(got)))
 
 
 def _fill_padding(operation: OpRecord, rows: Rows) -> bool:
@@ -75,25 +77,30 @@ def _fill_padding(operation: OpRecord, rows: Rows) -> bool:
 
 
 def _spoilt(got: torch.Tensor, was: torch.Tensor) -> torch.Tensor:
-    return ~torch.isfinite(got) & torch.isfinite(was)
+    return torch.isnan(got) & ~torch.isnan(was)
 
 
-def _spoilt_by(operation: OpRecord, shadow: OpRecord, rows: Rows) -> str:
-    """The operation, if NaN is in a live row of its output: the first one is where to look."""
-    for got, was in zip(operation.outputs, shadow.values, strict=False):
-        if was is not None and got.is_floating_point() and _spoilt(rows.live_part(got), rows.live_part(was)).any():
-            return str(operation)
-    return ""
+def _trace_spoilt(operation: OpRecord, shadow: OpRecord, rows: Rows, origins: dict[int, str]) -> None:
+    """Note per storage whether its live rows hold NaN now, and which operation let it in."""
+    if operation.action != "run":
+        return
+    given = next((origins[ref.storage] for ref in operation.inputs if ref.storage in origins), str(operation))
+    for got, was, ref in zip(operation.outputs, shadow.values, operation.output_refs, strict=True):
+        live = rows.live_part(got)
+        if got.is_floating_point() and _spoilt(live, live.new_zeros(()) if was is None else rows.live_part(was)).any():
+            origins[ref.storage] = given
+        else:
+            origins.pop(ref.storage, None)
 
 
-def _check_result(got: torch.Tensor, was: torch.Tensor, rows: Rows, suspect: str) -> None:
+def _check_result(got: torch.Tensor, was: torch.Tensor, rows: Rows, origin: str) -> None:
     if not got.is_floating_point():
         return
     spoilt = _spoilt(rows.live_part(got), rows.live_part(was))
     if spoilt.any():
         raise GraphViolation(
             "poison",
-            suspect or describe(got),
+            origin,
             f"NaN of padding rows or of free pages reached live rows {row_list(spoilt)[:SHOWN]} of the result "
             f"{describe(got)}; mask them, and read only pages that the page table names",
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -66,8 +65,10 @@ class Recorder(TorchDispatchMode):
                 if self._is_external(tensor):
                     self._before_write(tensor)
         made: list[weakref.ref[torch.Tensor]] = []
-        is_library = func.namespace not in ("aten", "c10d")
-        with _Watch(made) if self._checked and is_library else nullcontext():
+        if self._checked and _has_cpu_body(func, inputs):
+            with _Watch(made):  # the body is entered directly, so that the mode sees what happens inside
+                result = func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+        else:
             result = _run_without_random(func, args, kwargs)
         if self._checked and name in EMPTY:
             fill_garbage(result)
@@ -215,6 +216,11 @@ def _is_number(value: object) -> bool:
 def _base_name(func: Any) -> str:
     name: str = func._schema.name
     return name.partition("::")[2]
+
+
+def _has_cpu_body(func: Any, inputs: list[torch.Tensor]) -> bool:
+    """An operation of a library, on host tensors only."""
+    return func.namespace not in ("aten", "c10d") and all(t.device.type == "cpu" for t in inputs)
 
 
 def _address(tensor: torch.Tensor) -> int:

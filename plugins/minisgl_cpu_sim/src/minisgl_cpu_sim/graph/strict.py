@@ -113,12 +113,11 @@ class StrictReplay(Generic[T]):
         return trace, clean
 
     def _check_growth(self, trace: Trace) -> None:
-        if any(ref() is not None for _, ref in trace.made):
-            gc.collect()
+        if _held(trace):
+            gc.collect(1)
         kept: Generation = {}
-        for index, ref in trace.made:
-            if ref() is not None:
-                kept.setdefault(index, []).append(ref)
+        for index, ref in _held(trace):
+            kept.setdefault(index, []).append(ref)
         self._left_behind = [*self._left_behind, kept][-GENERATIONS:]
         for index in kept:
             if self._grows(index):
@@ -173,6 +172,17 @@ def check_inputs(expected: Expected) -> None:
                 f"rows {rows} hold {_rows(got, rows)}, the host's records say {_rows(want, rows)}; the upload is "
                 "missing, or came after the replay",
             )
+
+
+def _held(trace: Trace) -> list[tuple[int, weakref.ref[torch.Tensor]]]:
+    """What the run made and somebody still holds."""
+    outside = {_address(use.holder) for use in trace.storages if use.external}
+    held = []
+    for index, ref in trace.made:
+        tensor = ref()
+        if tensor is not None and _address(tensor) not in outside:
+            held.append((index, ref))
+    return held
 
 
 def _compare_values(operation: OpRecord, shadow: OpRecord) -> None:
