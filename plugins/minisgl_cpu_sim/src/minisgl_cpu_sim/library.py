@@ -1,6 +1,7 @@
 """Registers this package's kernels as ``torch.ops.minisgl_cpu`` operations.
 
-A graph runner that records operations then sees each kernel as one, whatever its body does on the host.
+A graph runner that records operations then sees each kernel as one, whatever its body does on the host. Where nobody
+listens, a call goes straight to the body: torch's dispatcher costs more than some of the kernels.
 """
 
 from __future__ import annotations
@@ -10,16 +11,28 @@ from typing import Any
 
 import torch
 
-__all__ = ["register"]
+__all__ = ["Operation", "register"]
 
-_LIBRARY = torch.library.Library("minisgl_cpu", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library("minisgl_cpu", "FRAGMENT")
+_listeners: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
-def register(schema: str, body: Callable[..., Any], devices: tuple[str, ...] = ("CPU",)) -> Callable[..., Any]:
-    """Define ``schema`` and give it a body; returns the operation to call."""
-    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+class Operation:
+    """A registered operation: called through the dispatcher inside a ``TorchDispatchMode``, directly outside."""
+
+    __slots__ = ("body", "op")
+
+    def __init__(self, op: Callable[..., Any], body: Callable[..., Any]) -> None:
+        self.op, self.body = op, body
+
+    def __call__(self, *args: Any) -> Any:
+        return (self.op if _listeners() else self.body)(*args)
+
+
+def register(schema: str, body: Callable[..., Any], devices: tuple[str, ...] = ("CPU",)) -> Operation:
+    """Define ``schema`` and give it a body."""
+    _LIBRARY.define(schema)
     name = schema.partition("(")[0]
     for device in devices:
-        _LIBRARY.impl(name, body, device)  # type: ignore[no-untyped-call]
-    operation: Callable[..., Any] = getattr(torch.ops.minisgl_cpu, name).default
-    return operation
+        _LIBRARY.impl(name, body, device)
+    return Operation(getattr(torch.ops.minisgl_cpu, name).default, body)

@@ -2,85 +2,114 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, PluginInfo, hookimpl
 
-__all__ = [
-    "MINISGL_PLUGIN",
-    "minisgl_attention_backends",
-    "minisgl_graph_runners",
-    "minisgl_kv_kernels",
-    "minisgl_moe_executors",
-]
+__all__ = ["MINISGL_PLUGIN"]
 
 MINISGL_PLUGIN = PluginInfo(
-    name="cpu_sim",
-    api={role: ">=1,<2" for role in ("attention", "graph", "kv", "moe")},
+    name="cpu_sim", api=dict.fromkeys(("attention", "graph", "kv", "moe", "ops", "linear"), ">=1,<2")
 )
 
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES: Final = ("float32", "bfloat16", "float16")
+_COMPILER: Final = (("exec:g++", "exec:c++", "exec:clang++"),)
+"""The native kernels are compiled for the machine at first use."""
+_NATIVE_OPS: Final = ("rms_norm", "add_rms_norm", "qk_norm_rope_store", "act_and_mul", "route", "sample")
+
+
+def _attention_caps(*devices: str) -> Caps:
+    return Caps(
+        devices=devices,
+        sm=ANY,
+        dtypes=_DTYPES,
+        kv_dtypes=_DTYPES,
+        head_dims=ANY,
+        gqa_ratios=ANY,
+        page_sizes=ANY,
+        kv_layouts=("NHD",),
+        phases=("prefill", "decode"),
+        graph="decode",
+        features=frozenset({"window", "softcap"}),
+    )
+
+
+def _kv_caps(*devices: str) -> Caps:
+    return Caps(
+        devices=devices,
+        sm=ANY,
+        dtypes=_DTYPES,
+        kv_dtypes=_DTYPES,
+        head_dims=ANY,
+        page_sizes=ANY,
+        kv_layouts=("NHD",),
+        graph="always",
+    )
 
 
 @hookimpl
 def minisgl_attention_backends() -> list[BackendSpec]:
-    """``attention:torch``."""
+    """``cpu`` and ``torch``."""
     return [
+        BackendSpec(
+            role="attention",
+            name="cpu",
+            factory="minisgl_cpu_sim.native.attention:NativeAttention",
+            requires=_COMPILER,
+            caps=(_attention_caps("cpu"),),
+            tier=10,
+            summary="C++: blocked prefill, split decode",
+        ),
         BackendSpec(
             role="attention",
             name="torch",
             factory="minisgl_cpu_sim.pure.attention:TorchAttention",
-            caps=(
-                Caps(
-                    devices=("cpu", "cuda"),
-                    sm=ANY,
-                    dtypes=_DTYPES,
-                    kv_dtypes=_DTYPES,
-                    head_dims=ANY,
-                    gqa_ratios=ANY,
-                    page_sizes=ANY,
-                    kv_layouts=("NHD",),
-                    phases=("prefill", "decode"),
-                    graph="decode",
-                    features=frozenset({"window", "softcap"}),
-                ),
-            ),
+            caps=(_attention_caps("cpu", "cuda"),),
             tier=90,
             stand_in=True,
-            summary="paged attention in plain torch, float32 inside: the reference",
-        )
+            summary="plain torch, float32 inside: the reference",
+        ),
     ]
 
 
 @hookimpl
 def minisgl_kv_kernels() -> list[BackendSpec]:
-    """``kv:torch``."""
+    """``cpu`` and ``torch``."""
     return [
+        BackendSpec(
+            role="kv",
+            name="cpu",
+            factory="minisgl_cpu_sim.native.kv:NativeKV",
+            requires=_COMPILER,
+            caps=(_kv_caps("cpu"),),
+            tier=10,
+            summary="C++: rows moved as bytes",
+        ),
         BackendSpec(
             role="kv",
             name="torch",
             factory="minisgl_cpu_sim.pure.kv:TorchKV",
-            caps=(
-                Caps(
-                    devices=("cpu", "cuda"),
-                    sm=ANY,
-                    dtypes=_DTYPES,
-                    kv_dtypes=_DTYPES,
-                    head_dims=ANY,
-                    page_sizes=ANY,
-                    kv_layouts=("NHD",),
-                    graph="always",
-                ),
-            ),
+            caps=(_kv_caps("cpu", "cuda"),),
             tier=90,
             stand_in=True,
-            summary="row scatter and gather in plain torch",
-        )
+            summary="plain torch: indexed reads and writes",
+        ),
     ]
 
 
 @hookimpl
 def minisgl_moe_executors() -> list[BackendSpec]:
-    """``moe:torch``."""
+    """``cpu`` and ``torch``."""
     return [
+        BackendSpec(
+            role="moe",
+            name="cpu",
+            factory="minisgl_cpu_sim.native.moe:NativeMoE",
+            requires=_COMPILER,
+            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always"),),
+            tier=10,
+            summary="C++: tokens grouped by expert",
+        ),
         BackendSpec(
             role="moe",
             name="torch",
@@ -91,14 +120,58 @@ def minisgl_moe_executors() -> list[BackendSpec]:
             ),
             tier=90,
             stand_in=True,
-            summary="routed experts in plain torch, tokens sorted by expert",
+            summary="plain torch: tokens sorted by expert",
+        ),
+    ]
+
+
+@hookimpl
+def minisgl_layer_ops() -> list[BackendSpec]:
+    """``cpu``."""
+    return [
+        BackendSpec(
+            role="ops",
+            name="cpu",
+            factory="minisgl_cpu_sim.native.ops:NativeOps",
+            requires=_COMPILER,
+            caps=(
+                Caps(
+                    devices=("cpu",),
+                    dtypes=_DTYPES,
+                    kv_dtypes=_DTYPES,
+                    head_dims=ANY,
+                    page_sizes=ANY,
+                    kv_layouts=("NHD",),
+                    graph="always",
+                    ops=_NATIVE_OPS,
+                    per_row_seed=True,
+                ),
+            ),
+            tier=10,
+            summary="C++: one pass each",
+        )
+    ]
+
+
+@hookimpl
+def minisgl_linears() -> list[BackendSpec]:
+    """``cpu``."""
+    return [
+        BackendSpec(
+            role="linear",
+            name="cpu",
+            factory="minisgl_cpu_sim.native.linear:NativeLinear",
+            requires=_COMPILER,
+            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always", formats=("plain",)),),
+            tier=10,
+            summary="C++: skinny products at memory speed, blocked ones above",
         )
     ]
 
 
 @hookimpl
 def minisgl_graph_runners() -> list[BackendSpec]:
-    """``graph:emulated``."""
+    """``emulated``."""
     return [
         BackendSpec(
             role="graph",

@@ -1,0 +1,199 @@
+// y (M, n) = x (M, K) @ w (n, K)^T in float32, for a few weight rows: the building block of linear, moe and attention.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "scratch.h"
+#include "vec.h"
+
+namespace minisgl {
+
+constexpr int PANEL = 2 * LANES;    // weight rows that one tile of `tile_nn` covers
+constexpr int GROUP = 4 * PANEL;    // weight rows that are packed together: they share the x rows in the L1 cache
+constexpr int TILE_ROWS = 6;        // x rows of a tile: 6 * 2 accumulators + 2 weights + 1 x fill 16 registers
+constexpr int DEPTH = 512;          // K of one packed group: GROUP * DEPTH floats stay in the L2 cache
+constexpr int SKINNY = 16;          // up to so many x rows dot products beat packing
+
+// ---- dot products: R weight rows by C x rows ----
+// Each result has one accumulator whatever R and C are, so that it does not depend on the size of the batch.
+
+template <int R, int C, class W>
+inline void tile_dot(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k_len, float* y, int64_t ldy) {
+    v8 acc[R][C] = {};
+    int64_t k = 0;
+    for (; k + LANES <= k_len; k += LANES) {
+        v8 weight[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) weight[r] = load8(w + r * ldw + k);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            v8 value = load8(x + c * ldx + k);
+            if (R > 1) keep(value);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) acc[r][c] += weight[r] * value;
+        }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) y[c * ldy + r] = sum(acc[r][c]);
+    }
+    for (; k < k_len; ++k) {
+        for (int c = 0; c < C; ++c) {
+            for (int r = 0; r < R; ++r) y[c * ldy + r] += to_float(w[r * ldw + k]) * x[c * ldx + k];
+        }
+    }
+}
+
+template <int R, int C, class W>
+inline void rows_dot(
+    const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t n, int64_t k_len, float* y, int64_t ldy
+) {
+    int64_t row = 0;
+    for (; row + R <= n; row += R) tile_dot<R, C>(x, ldx, w + row * ldw, ldw, k_len, y + row, ldy);
+    for (; row < n; ++row) tile_dot<1, C>(x, ldx, w + row * ldw, ldw, k_len, y + row, ldy);
+}
+
+template <class W>
+inline void skinny(
+    const float* x, int64_t ldx, int64_t m, const W* w, int64_t ldw, int64_t n, int64_t k_len, float* y, int64_t ldy
+) {
+    while (m > 0) {
+        const int64_t count = m > 4 && m < 8 ? (m + 1) / 2 : std::min<int64_t>(m, 4);
+        switch (count) {
+            case 1: rows_dot<8, 1>(x, ldx, w, ldw, n, k_len, y, ldy); break;
+            case 2: rows_dot<4, 2>(x, ldx, w, ldw, n, k_len, y, ldy); break;
+            case 3: rows_dot<4, 3>(x, ldx, w, ldw, n, k_len, y, ldy); break;
+            default: rows_dot<3, 4>(x, ldx, w, ldw, n, k_len, y, ldy); break;
+        }
+        x += count * ldx;
+        y += count * ldy;
+        m -= count;
+    }
+}
+
+// ---- outer products: ROWS x rows by PANEL columns of b (K, PANEL) with row stride ldb ----
+
+template <int ROWS>
+inline void tile_nn(
+    const float* x, int64_t ldx, const float* b, int64_t ldb, int64_t k_len, float* y, int64_t ldy, bool accumulate
+) {
+    v8 acc[ROWS][2];
+    for (int r = 0; r < ROWS; ++r) {
+        for (int c = 0; c < 2; ++c) acc[r][c] = accumulate ? load8(y + r * ldy + c * LANES) : splat(0.0f);
+    }
+    for (int64_t k = 0; k < k_len; ++k) {
+        const v8 b0 = load8(b + k * ldb), b1 = load8(b + k * ldb + LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+            const v8 value = splat(x[r * ldx + k]);
+            acc[r][0] += value * b0;
+            acc[r][1] += value * b1;
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int c = 0; c < 2; ++c) store8(acc[r][c], y + r * ldy + c * LANES);
+    }
+}
+
+// y (m, PANEL) (+)= x (m, K) @ b (K, PANEL), m <= TILE_ROWS
+inline void tile_rows(
+    const float* x, int64_t ldx, int64_t m, const float* b, int64_t ldb, int64_t k_len, float* y, int64_t ldy,
+    bool accumulate
+) {
+    switch (m) {
+        case 1: return tile_nn<1>(x, ldx, b, ldb, k_len, y, ldy, accumulate);
+        case 2: return tile_nn<2>(x, ldx, b, ldb, k_len, y, ldy, accumulate);
+        case 3: return tile_nn<3>(x, ldx, b, ldb, k_len, y, ldy, accumulate);
+        case 4: return tile_nn<4>(x, ldx, b, ldb, k_len, y, ldy, accumulate);
+        case 5: return tile_nn<5>(x, ldx, b, ldb, k_len, y, ldy, accumulate);
+        default: return tile_nn<6>(x, ldx, b, ldb, k_len, y, ldy, accumulate);
+    }
+}
+
+// ---- packing: w (n <= PANEL, K) -> panel (K, PANEL), float32, missing rows 0 ----
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define MINISGL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MINISGL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, i8{__VA_ARGS__})
+#endif
+
+inline void transpose8(v8 (&r)[LANES]) {
+    v8 t[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        t[i] = MINISGL_SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        t[i + 1] = MINISGL_SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < LANES; i += 4) {
+        for (int j = 0; j < 2; ++j) {
+            r[i + 2 * j] = MINISGL_SHUFFLE(t[i + j], t[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            r[i + 2 * j + 1] = MINISGL_SHUFFLE(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    }
+    for (int i = 0; i < 4; ++i) {
+        const v8 low = r[i], high = r[i + 4];
+        r[i] = MINISGL_SHUFFLE(low, high, 0, 1, 2, 3, 8, 9, 10, 11);
+        r[i + 4] = MINISGL_SHUFFLE(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+template <class W>
+inline void pack_panel(const W* w, int64_t ldw, int64_t n, int64_t k_len, float* panel) {
+    for (int half = 0; half < PANEL; half += LANES) {
+        const int64_t rows = std::clamp<int64_t>(n - half, 0, LANES);
+        const W* from = w + half * ldw;
+        int64_t k = 0;
+        if (rows == LANES) {
+            for (; k + LANES <= k_len; k += LANES) {
+                v8 block[LANES];
+#pragma GCC unroll 8
+                for (int r = 0; r < LANES; ++r) block[r] = load8(from + r * ldw + k);
+                transpose8(block);
+#pragma GCC unroll 8
+                for (int r = 0; r < LANES; ++r) store8(block[r], panel + (k + r) * PANEL + half);
+            }
+        }
+        for (; k < k_len; ++k) {
+            for (int64_t r = 0; r < LANES; ++r) {
+                panel[k * PANEL + half + r] = r < rows ? to_float(from[r * ldw + k]) : 0.0f;
+            }
+        }
+    }
+}
+
+// ---- the block: n <= GROUP weight rows ----
+// y has room for n rounded up to PANEL columns.
+
+template <class W>
+inline void packed(
+    const float* x, int64_t ldx, int64_t m, const W* w, int64_t ldw, int64_t n, int64_t k_len, float* y, int64_t ldy
+) {
+    float* panels = scratch(Scratch::panels, GROUP * DEPTH);
+    for (int64_t k = 0; k < k_len || k == 0; k += DEPTH) {
+        const int64_t depth = std::min<int64_t>(DEPTH, k_len - k);
+        for (int64_t c = 0; c < n; c += PANEL) pack_panel(w + c * ldw + k, ldw, n - c, depth, panels + c * depth);
+        for (int64_t row = 0; row < m; row += TILE_ROWS) {
+            const int64_t rows = std::min<int64_t>(TILE_ROWS, m - row);
+            for (int64_t c = 0; c < n; c += PANEL) {
+                tile_rows(
+                    x + row * ldx + k, ldx, rows, panels + c * depth, PANEL, depth, y + row * ldy + c, ldy, k > 0
+                );
+            }
+        }
+    }
+}
+
+template <class W>
+inline void gemm_block(
+    const float* x, int64_t ldx, int64_t m, const W* w, int64_t ldw, int64_t n, int64_t k_len, float* y, int64_t ldy
+) {
+    if (m <= SKINNY) {
+        skinny(x, ldx, m, w, ldw, n, k_len, y, ldy);
+    } else {
+        packed(x, ldx, m, w, ldw, n, k_len, y, ldy);
+    }
+}
+
+}  // namespace minisgl
