@@ -97,12 +97,12 @@ class ProbeProcess:
         return self._process
 
     def _crash(self, what: str) -> ProbeCrash:
-        code, errors = self._stop()
+        code, errors = self._stop(patience_s=1.0 if what == "died" else 0.0)
         last = errors.decode(errors="replace").strip().splitlines()[-1:]
         ended = f" (exit code {code})" if what == "died" else ""
         return ProbeCrash(": ".join([what + ended, *last]))
 
-    def _stop(self) -> tuple[int | None, bytes]:
+    def _stop(self, patience_s: float = 1.0) -> tuple[int | None, bytes]:
         process, self._process = self._process, None
         if process is None:
             return None, b""
@@ -110,7 +110,7 @@ class ProbeProcess:
             if process.stdin is not None:
                 process.stdin.close()
         try:
-            process.wait(timeout=1)
+            process.wait(timeout=patience_s)
         except subprocess.TimeoutExpired:
             process.kill()
         process.stdin = None

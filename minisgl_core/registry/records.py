@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pluggy
@@ -105,17 +105,23 @@ class Registry:
         return tuple(plugin for plugin in self.plugins if plugin.failure)
 
     def restricted(self, allow: Sequence[str] | None, deny: Sequence[str]) -> Registry:
-        """Without the plugins that the lists exclude. Raises :class:`ConfigError` for a name that matches nothing."""
+        """The plugins that the lists exclude are marked so and offer nothing.
+
+        Raises :class:`ConfigError` for a name that matches nothing.
+        """
         check_lists([plugin.distribution for plugin in self.plugins], allow, deny)
-        kept = tuple(plugin for plugin in self.plugins if not exclusion(plugin.distribution, allow, deny))
-        return Registry(kept, self.notes, self.manager)
+        plugins = []
+        for plugin in self.plugins:
+            excluded = plugin.excluded or exclusion(plugin.distribution, allow, deny)
+            plugins.append(replace(plugin, candidates=(), failure="", excluded=excluded) if excluded else plugin)
+        return Registry(tuple(plugins), self.notes, self.manager)
 
     def announce(self, plan: Mapping[str, object]) -> None:
         """Call the observers. One that raises is logged and hinders nobody."""
         if self.manager is None:
             return
         plugins = self.manager.get_plugins()
-        kept = {plugin.distribution for plugin in self.plugins if plugin.candidates}
+        kept = {plugin.distribution for plugin in self.plugins if not (plugin.failure or plugin.excluded)}
         for plugin in plugins:
             name = self.manager.get_name(plugin) or ""
             if name.partition(":")[0] not in kept:

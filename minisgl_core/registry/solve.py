@@ -167,6 +167,7 @@ def joint_domain(query: PlanQuery, fields: Sequence[Field]) -> list[Joint]:
 
 
 def _page_sizes(specs: Sequence[BackendSpec]) -> list[int]:
+    """The preferred sizes, then every common multiple of sizes that some box lists."""
     wanted: set[int] = set()
     for spec in specs:
         for box in spec.caps:
@@ -174,9 +175,10 @@ def _page_sizes(specs: Sequence[BackendSpec]) -> list[int]:
                 wanted.add(box.page_sizes.base)
             elif isinstance(box.page_sizes, OneOf):
                 wanted.update(value for value in box.page_sizes.values if value > 0)
-    shared = {math.lcm(one, other) for one, other in itertools.combinations(sorted(wanted), 2)}
-    others = sorted(size for size in wanted | shared if size <= _LARGEST_PAGE)
-    return list(dict.fromkeys((*_PREFERRED_PAGES, *others)))
+    shared = {1}
+    for size in wanted:
+        shared |= {multiple for other in shared if (multiple := math.lcm(size, other)) <= _LARGEST_PAGE}
+    return list(dict.fromkeys((*_PREFERRED_PAGES, *sorted(shared))))
 
 
 def _layouts(query: PlanQuery, fields: Sequence[Field]) -> list[str]:

@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from importlib.metadata import entry_points
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl_core.errors import BackendError, ConfigError
+from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, PluginInfo, hookimpl
+from minisgl_core.registry import DeviceFacts, PlanQuery, PluginRecord, Registry, resolve_plan
+
+CPU = DeviceFacts("cpu")
+ATTENTION = PluginInfo(name="x", api={"attention": ">=1,<2"})
+
+
+def record_of(registry: Registry, distribution: str) -> PluginRecord:
+    (record,) = [plugin for plugin in registry.plugins if plugin.distribution == distribution]
+    return record
+
+
+def offer(*specs: Any) -> Any:
+    return hookimpl(lambda: list(specs))
+
+
+def test_a_plugin_is_recorded_with_its_provenance(world: Any, make_spec: Any) -> None:
+    editable = json.dumps({"url": "file:///src", "dir_info": {"editable": True}})
+    world.plugin("My_Plugin", make_spec("attention", "mine"), version="2.3", direct_url__json=editable)
+    record = record_of(world.registry(), "my-plugin")
+    assert (record.version, record.editable, record.failure) == ("2.3", True, "")
+    assert record.file == "/fake/My_Plugin_plugin.py"
+    assert record.hooks == ("minisgl_attention_backends",)
+    assert [item.key for item in record.candidates] == ["attention:mine@my-plugin"]
+    assert record.to_json()["backends"] == ["attention:mine@my-plugin"]
+
+
+def test_the_core_registers_its_built_ins_in_the_same_way(world: Any) -> None:
+    record = record_of(world.registry(), "minisgl-core")
+    assert not record.failure
+    keys = {f"{item.spec.role}:{item.spec.name}" for item in record.candidates}
+    assert keys >= {"graph:eager", "comm:torch_dist", "platform:cpu", "platform:cuda", "linear:plain", "ops:composed"}
+
+
+GOOD = BackendSpec(role="attention", name="bad", factory="a.b:C", caps=(Caps(),))
+
+
+def _raise(error: BaseException) -> Any:
+    def hook() -> list[BackendSpec]:
+        raise error
+
+    return hookimpl(hook)
+
+
+def _spec(**fields: Any) -> dict[str, Any]:
+    spec = BackendSpec(**{"role": "attention", "name": "bad", "factory": "a.b:C", "caps": (Caps(),), **fields})
+    return {"MINISGL_PLUGIN": ATTENTION, "minisgl_attention_backends": offer(spec)}
+
+
+def _caps(**fields: Any) -> dict[str, Any]:
+    return _spec(caps=(Caps(**fields),))
+
+
+def _nothing() -> list[BackendSpec]:
+    return []
+
+
+@hookimpl
+def _generator() -> Any:
+    yield GOOD
+
+
+@hookimpl(wrapper=True)
+def _wrapper() -> Any:
+    return (yield)
+
+
+@hookimpl
+def _asks_too_much(engine: object) -> list[BackendSpec]:
+    return []
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "hook raises": ({"minisgl_attention_backends": _raise(ValueError("boom"))}, "ValueError: boom"),
+    "hook exits": ({"minisgl_attention_backends": _raise(SystemExit(3))}, "SystemExit: 3"),
+    "hook returns None": ({"minisgl_attention_backends": hookimpl(lambda: None)}, "returned None"),
+    "hook returns a spec": ({"minisgl_attention_backends": hookimpl(lambda: GOOD)}, "returned BackendSpec"),
+    "hook returns an iterator": ({"minisgl_attention_backends": hookimpl(lambda: iter([GOOD]))}, "list_iterator"),
+    "list of names": ({"minisgl_attention_backends": offer("fa")}, "a list holding str"),
+    "generator": ({"minisgl_attention_backends": _generator}, "is a generator"),
+    "wrapper": ({"minisgl_attention_backends": _wrapper}, "hook wrapper"),
+    "misspelt": ({"minisgl_atention_backends": offer(GOOD)}, "did you mean 'minisgl_attention_backends'?"),
+    "misspelt and undecorated": ({"minisgl_kv_kernel": _nothing}, "did you mean 'minisgl_kv_kernels'?"),
+    "one right, one misspelt": (
+        {"minisgl_attention_backends": offer(GOOD), "minisgl_linear": _nothing},
+        "did you mean 'minisgl_linears'?",
+    ),
+    "undecorated": ({"minisgl_attention_backends": lambda: [GOOD]}, "not marked with @hookimpl"),
+    "unknown argument": ({"minisgl_attention_backends": _asks_too_much}, "PluginValidationError"),
+    "no hooks": ({}, "implements no hook"),
+    "no info": ({"MINISGL_PLUGIN": None, "minisgl_attention_backends": offer(GOOD)}, "no MINISGL_PLUGIN"),
+    "unknown role": ({"MINISGL_PLUGIN": PluginInfo("x", {"atention": ">=1"})}, "did you mean 'attention'?"),
+    "no range": ({"MINISGL_PLUGIN": PluginInfo("x")}, "no range for attention"),
+    "bad range": ({"MINISGL_PLUGIN": PluginInfo("x", {"attention": "one"})}, "not a version range"),
+    "other role": ({"minisgl_attention_backends": offer(BackendSpec("kv", "x", "a.b:C"))}, "role 'kv'"),
+    "twice": ({"minisgl_attention_backends": offer(GOOD, GOOD)}, "twice"),
+    "name with @": (_spec(name="a@b"), "name is 'a@b'"),
+    "factory is a class": (_spec(factory=int), "factory is <class 'int'>"),
+    "factory without class": (_spec(factory="a.b"), "factory is 'a.b'"),
+    "requires is text": (_spec(requires="torch"), "requires is 'torch'"),
+    "caps is one box": (_spec(caps=Caps()), "caps is not a tuple"),
+    "devices is text": (_caps(devices="cpu"), "caps.devices is 'cpu'"),
+    "sm is a number": (_caps(sm=90), "caps.sm is 90"),
+    "head_dims is a tuple": (_caps(head_dims=(64,)), "use OneOf, MultipleOf or ANY"),
+    "page multiple of 0": (_caps(page_sizes=MultipleOf(0)), "positive"),
+    "graph is a flag": (_caps(graph=True), "caps.graph is True"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_faulty_plugin_fails_alone_and_says_why(world: Any, make_spec: Any, case: str) -> None:
+    attributes, text = FAULTS[case]
+    hook = (
+        {}
+        if any(name.startswith("minisgl_") for name in attributes) or case == "no hooks"
+        else {"minisgl_attention_backends": offer(GOOD)}
+    )
+    world.module("bad_plugin", **{"MINISGL_PLUGIN": ATTENTION, **hook, **attributes})
+    world.distribution("bad", "[minisgl]\nmain = bad_plugin\n")
+    world.plugin("good", make_spec("attention", "fine"))
+    registry = world.registry()
+    assert text in record_of(registry, "bad").failure
+    assert "\n" not in record_of(registry, "bad").failure
+    assert [item.label for item in registry.candidates("attention")] == ["fine@good"]
+    assert registry.manager is not None
+    assert sorted(name.partition(":")[0] for name, _ in registry.manager.list_name_plugin()) == ["good", "minisgl-core"]
+
+
+@pytest.mark.parametrize("error", [ImportError("no CUDA here"), SystemExit("bye"), AttributeError("x")])
+def test_a_plugin_that_fails_on_import_is_recorded(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    (tmp_path / "broken_plugin.py").write_text(f"raise {type(error).__name__}({error.args[0]!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    world.distribution("broken", "[minisgl]\nmain = broken_plugin\n")
+    record = record_of(world.registry(), "broken")
+    assert record.failure == f"{type(error).__name__}: {error.args[0]}"
+    assert record.import_ms > 0
+
+
+def test_the_users_interrupt_is_not_caught(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_plugin.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    world.distribution("slow", "[minisgl]\nmain = slow_plugin\n")
+    with pytest.raises(KeyboardInterrupt):
+        world.registry()
+
+
+def test_case_86_a_plugin_for_another_core_is_refused_before_it_is_imported(world: Any) -> None:
+    world.distribution("old", "[minisgl]\nmain = never_there\n", requires=["minisgl-core<0.1,>=0.0.1", "torch"])
+    assert record_of(world.registry(), "old").failure == (
+        "it requires minisgl-core<0.1,>=0.0.1, this is minisgl-core 0.1.0"
+    )
+
+
+def test_requirements_on_the_core_that_do_not_apply_are_ignored(world: Any, make_spec: Any) -> None:
+    world.plugin(
+        "good",
+        make_spec("attention", "fine"),
+        requires=["minisgl-core>=9; extra == 'next'", "Minisgl_Core>=0.1", "not a requirement !!"],
+    )
+    assert not record_of(world.registry(), "good").failure
+
+
+def test_case_86_an_api_of_the_future_is_refused_with_both_versions(world: Any) -> None:
+    world.module(
+        "future_plugin",
+        MINISGL_PLUGIN=PluginInfo("future", {"attention": ">=99"}),
+        minisgl_attention_backends=offer(GOOD),
+    )
+    world.distribution("future", "[minisgl]\nmain = future_plugin\n")
+    assert record_of(world.registry(), "future").failure == "it needs attention API >=99, this core serves 1.0"
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "text"),
+    [
+        ("[minisgl]\nmain = \n", "malformed"),
+        ("[minisgl]\nmain\n", "malformed"),
+        ("[minisgl]\nmain = not-a-module!\n", "malformed"),
+        ("[minisgl]\nmain = no_such_module_at_all\n", "ModuleNotFoundError"),
+        ("[minisgl]\nmain = json:no.such.name\n", "AttributeError"),
+    ],
+)
+def test_malformed_entry_points_are_failures_of_that_plugin(world: Any, entry_points: str, text: str) -> None:
+    world.distribution("odd", entry_points)
+    assert text in record_of(world.registry(), "odd").failure
+
+
+def test_a_nameless_distribution_with_a_plugin_is_reported_and_one_without_is_nothing(world: Any) -> None:
+    world.distribution(None, "[minisgl]\nmain = json\n", place="/fake/nameless")
+    world.distribution(None)
+    failed = world.registry().failures()
+    assert [record.failure for record in failed] == ["its metadata has no name"]
+
+
+def test_case_85_stale_metadata_that_hides_a_plugin_is_noted_and_told_to_who_asks_for_it(
+    world: Any, make_spec: Any, make_model: Any
+) -> None:
+    world.distribution("my-plugin", version="0.1", place="/fake/stale")
+    world.plugin("My.Plugin", make_spec("attention", "mine"), version="2.0")
+    registry = world.registry()
+    (note,) = registry.notes
+    assert note.distribution == "my-plugin"
+    assert "0.1 at /fake/stale" in note.text and "2.0 at /fake/site" in note.text
+    assert registry.candidates("attention") == ()
+    with pytest.raises(BackendError, match=r"'mine'.*my-plugin: metadata 0\.1 at /fake/stale hides 2\.0"):
+        resolve_plan(PlanQuery(make_model(), CPU, "float32", backends={"attention": "mine"}), registry)
+
+
+def test_the_same_folder_twice_on_the_path_is_no_fault(world: Any, make_spec: Any) -> None:
+    world.plugin("mine", make_spec("attention", "mine"))
+    world.distributions.append(world.distributions[0])
+    world.distribution("mine", "[minisgl]\nmain = mine_plugin\n")
+    registry = world.registry()
+    assert registry.notes == ()
+    assert len(registry.candidates("attention")) == 1
+
+
+def test_allow_and_deny_keep_plugins_from_being_imported(world: Any, make_spec: Any) -> None:
+    world.plugin("one", make_spec("attention", "first"))
+    world.distribution("two", "[minisgl]\nmain = never_there\n")
+    assert record_of(world.registry(deny=["Two"]), "two").excluded == "deny"
+    allowed = world.registry(allow=["one"])
+    assert (record_of(allowed, "two").excluded, record_of(allowed, "two").failure) == ("allow", "")
+    assert not record_of(allowed, "minisgl-core").excluded
+    assert world.registry(allow=[]).candidates("attention") == ()
+
+
+@pytest.mark.parametrize("which", ["allow", "deny"])
+def test_a_listed_name_that_matches_nothing_is_an_error(world: Any, make_spec: Any, which: str) -> None:
+    world.plugin("minisgl-fa", make_spec("attention", "fa"))
+    with pytest.raises(ConfigError, match=r"plugins\.\w+ names 'minisgl-fs'.*did you mean 'minisgl-fa'\?"):
+        world.registry(**{which: ["minisgl-fs"]})
+
+
+def test_the_core_cannot_be_denied(world: Any) -> None:
+    with pytest.raises(ConfigError, match="nothing runs without"):
+        world.registry(deny=["minisgl-core"])
+
+
+def test_a_failed_plugin_is_fatal_only_if_it_was_asked_for(
+    world: Any, make_spec: Any, make_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.plugin("good", make_spec("attention", "fine"), make_spec("kv", "fine"))
+    world.distribution("bad", "[minisgl]\nmain = never_there\n")
+    registry = world.registry()
+    model = make_model()
+    with caplog.at_level(logging.WARNING, "minisgl"):
+        resolve_plan(PlanQuery(model, CPU, "float32"), registry)
+    assert [record.getMessage() for record in caplog.records] == [
+        "plugin bad is not used: ModuleNotFoundError: No module named 'never_there'"
+    ]
+    for asked in ({"allow": ["good", "bad"]}, {"backends": {"attention": "x@bad"}}):
+        with pytest.raises(BackendError, match=r"plugin bad, named by .* failed to load: ModuleNotFoundError"):
+            resolve_plan(PlanQuery(model, CPU, "float32", **asked), registry)
+
+
+def test_case_87_what_is_found_does_not_depend_on_the_order_of_installation(world: Any, make_spec: Any) -> None:
+    for name in ("c", "a", "b"):
+        world.plugin(name, make_spec("attention", "same"), make_spec("kv", f"kv-{name}"))
+    found = set()
+    for order in permutations(list(world.distributions)):
+        world.distributions = list(order)
+        registry = world.registry()
+        found.add(tuple(item.key for role in ("attention", "kv") for item in registry.candidates(role)))
+    assert len(found) == 1
+
+
+def test_observers_hear_the_plan_and_one_that_fails_hinders_nobody(
+    world: Any, make_spec: Any, make_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = []
+
+    def failing(plan: Any) -> Any:
+        raise RuntimeError("observer bug")
+
+    def hearing(plan: Any) -> Any:
+        heard.append(plan["page_size"])
+
+    first = world.plugin("a-first", make_spec("attention", "one"))
+    second = world.plugin("b-second", make_spec("kv", "two"))
+    observer = world.module("only_observes", MINISGL_PLUGIN=PluginInfo("c"), minisgl_plan_resolved=hookimpl(hearing))
+    world.distribution("c-third", f"[minisgl]\nmain = {observer.__name__}\n")
+    first.minisgl_plan_resolved = hookimpl(failing)
+    second.minisgl_plan_resolved = hookimpl(hearing)
+    plan = resolve_plan(PlanQuery(make_model(), CPU, "float32"), world.registry())
+    assert heard == [plan.page_size] * 2
+    assert "a-first" in caplog.text and "observer bug" in caplog.text
+    resolve_plan(PlanQuery(make_model(), CPU, "float32", deny=["c-third"]), world.registry())
+    assert len(heard) == 3
+
+
+def test_case_88_discovery_of_what_is_installed_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from minisgl_core.registry import discover; discover(); heavy = "
+        "('torch', 'pydantic', 'triton', 'flashinfer', 'flash_attn', 'transformers'); "
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_plugin_of_this_project_that_is_installed_loads() -> None:
+    from minisgl_core.registry import discover
+
+    ours = {entry.dist.name for entry in entry_points(group="minisgl") if entry.dist is not None}
+    registry = discover()
+    assert {plugin.distribution for plugin in registry.plugins} >= ours
+    assert [plugin.failure for plugin in registry.plugins if plugin.distribution in ours] == [""] * len(ours)
+
+
+def test_twenty_plugins_are_found_and_resolved_in_a_tenth_of_a_second(
+    world: Any, make_spec: Any, make_model: Any
+) -> None:
+    for index in range(20):
+        specs = [make_spec(role, f"{role}{index}") for role in ("attention", "kv", "ops", "linear")]
+        world.plugin(f"plugin-{index}", *specs)
+    query = PlanQuery(make_model(), CPU, "float32")
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        resolve_plan(query, world.registry())
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.1
