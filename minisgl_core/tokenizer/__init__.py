@@ -1,0 +1,18 @@
+"""Prompts to token ids, token ids to text, chat templates and stop strings."""
+
+from .chat import ChatTemplate, Message
+from .decoding import ByteLevelDecoder, IncrementalDecoder, WindowDecoder
+from .load import load_tokenizer
+from .stop import StopMatcher
+from .tokenizer import Tokenizer
+
+__all__ = [
+    "ByteLevelDecoder",
+    "ChatTemplate",
+    "IncrementalDecoder",
+    "Message",
+    "StopMatcher",
+    "Tokenizer",
+    "WindowDecoder",
+    "load_tokenizer",
+]

@@ -1,0 +1,95 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import tokenizers
+from tokenizers import decoders
+
+from ..errors import AdmissionError
+from .chat import ChatTemplate, Message
+from .decoding import ByteLevelDecoder, IncrementalDecoder, PieceTable, TokenKind, WindowDecoder
+
+__all__ = ["Tokenizer"]
+
+_BYTE_TOKENS: Final = {f"<0x{byte:02X}>" for byte in range(256)}
+
+
+class Tokenizer:
+    """A model's tokenizer with its special tokens and chat template.
+
+    ``backend`` does the work. ``special_tokens``: role -> text, such as ``bos_token`` -> ``<s>``. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
+        eos_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        self._backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_template = None if not chat_template else ChatTemplate(chat_template, self.special_tokens)
+        own = self.token_id(self.special_tokens.get("eos_token"))
+        self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids or (() if own is None else (own,)))
+        self.bos_token_id = self.token_id(self.special_tokens.get("bos_token"))
+        added = backend.get_added_tokens_decoder()
+        self.vocab_size: int = max(backend.get_vocab_size(), max(added, default=-1) + 1)
+        """One more than the largest id; a model's own vocabulary may be padded to more."""
+        self._special_ids = frozenset(token for token, facts in added.items() if facts.special)
+
+    def token_id(self, token: str | None) -> int | None:
+        """The id of one token's text; None if there is no such token."""
+        return None if token is None else self._backend.token_to_id(token)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the model expects around it (such as one BOS).
+
+        Raises :class:`~minisgl_core.errors.AdmissionError` for text that is no valid Unicode.
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise AdmissionError(
+                f"the prompt {text!r:.80} is not valid Unicode text", field="prompt", value=text, remedy="give a string"
+            ) from error
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; special tokens and ids that the tokenizer does not know write nothing."""
+        return str(self._backend.decode([token for token in ids if 0 <= token < self.vocab_size]))
+
+    def new_decoder(self) -> IncrementalDecoder:
+        """A decoder for one sequence that arrives token by token."""
+        if self._pieces is not None:
+            return ByteLevelDecoder(self._pieces)
+        return WindowDecoder(self.decode, self._kind_of)
+
+    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+        """The prompt that the chat template makes of messages; see :meth:`ChatTemplate.render`."""
+        if self.chat_template is None:
+            raise AdmissionError(
+                "this model has no chat template", field="messages", remedy="give a prompt instead of messages"
+            )
+        return self.chat_template.render(messages, **options)
+
+    def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> list[int]:
+        """Token ids of a chat. The template writes all special tokens itself: none is added, so BOS stands once."""
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+
+    @cached_property
+    def _pieces(self) -> PieceTable | None:
+        if not isinstance(self._backend.decoder, decoders.ByteLevel):
+            return None
+        return PieceTable(self._backend.id_to_token, self._special_ids)
+
+    def _kind_of(self, token: int) -> TokenKind:
+        text = None if token in self._special_ids else self._backend.id_to_token(token)
+        if text is None:
+            return "silent"
+        return "byte" if text in _BYTE_TOKENS else "text"
