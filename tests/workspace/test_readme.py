@@ -1,0 +1,81 @@
+"""What the README tells a newcomer to type works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+COMMANDS = [line for block in _blocks("console") for line in block.splitlines()]
+MINISGL = [line for line in COMMANDS if line.startswith("minisgl ")]
+MINISGL_PROGRAM = str(Path(sys.executable).with_name("minisgl"))
+CONFIG = _blocks("toml")[0]
+
+
+def _run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Callable[[str], Path]) -> str:
+    return str(tiny("q3-text"))
+
+
+def test_every_make_target_is_in_the_help() -> None:
+    listed = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    targets = {line.split()[1] for line in COMMANDS if line.startswith("make ")}
+    assert {"run", "test"} <= targets
+    assert targets <= set(re.findall(r"^  make ([a-z-]+)", listed, re.MULTILINE))
+
+
+def test_nothing_else_is_typed() -> None:
+    assert [line for line in COMMANDS if not line.startswith(("make ", "minisgl "))] == []
+
+
+@pytest.mark.parametrize("line", MINISGL)
+def test_each_command_runs(line: str, model: str, tmp_path: Path) -> None:
+    words = shlex.split(line)[1:]
+    words = [model if word == "PATH" else word for word in words]
+    if words[0] == "generate" and "--model" not in words:
+        words += ["--model", model, "--max-tokens", "4"]
+    done = _run([MINISGL_PROGRAM, *words], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() or words[0] == "chat"
+
+
+def test_the_config_file_is_accepted_and_its_backends_are_found(model: str, tmp_path: Path) -> None:
+    (tmp_path / "minisgl.toml").write_text(CONFIG.replace("path/to/model", model))
+    done = _run([MINISGL_PROGRAM, "explain"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "page_size=16" in done.stdout
+
+
+def test_the_python_example_runs(model: str, tmp_path: Path) -> None:
+    (code,) = _blocks("python")
+    script = tmp_path / "example.py"
+    script.write_text(code.replace("path/to/model", model))
+    done = _run([sys.executable, str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr
