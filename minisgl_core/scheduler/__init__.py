@@ -1,12 +1,13 @@
 """Which requests run when: continuous batching, chunked prefill, overlap, preemption, abort."""
 
 from .limits import Limits
-from .messages import Abort, Finish, FinishReason, Message, NewReq, TokenOut
+from .messages import Abort, ClearCache, Finish, FinishReason, Message, NewReq, TokenOut
 from .records import EngineLike
 from .scheduler import Scheduler, SchedulerStats
 
 __all__ = [
     "Abort",
+    "ClearCache",
     "EngineLike",
     "Finish",
     "FinishReason",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
     from minisgl_core.engine import TokenLogprobs
 
-__all__ = ["Abort", "Finish", "FinishReason", "Message", "NewReq", "TokenOut"]
+__all__ = ["Abort", "ClearCache", "Finish", "FinishReason", "Message", "NewReq", "TokenOut"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -39,7 +39,12 @@ class Finish:
     uid: int
 
 
-Message = NewReq | Abort | Finish
+@dataclass(frozen=True, slots=True)
+class ClearCache:
+    """Forget every cached prefix that no running Req uses."""
+
+
+Message = NewReq | Abort | Finish | ClearCache
 
 
 class TokenOut(NamedTuple):

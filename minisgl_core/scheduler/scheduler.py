@@ -20,7 +20,7 @@ from minisgl_core.kvcache import CacheManager, MatchLen, NaiveCache, RadixCache,
 
 from .decode import DecodeSet
 from .limits import Limits
-from .messages import Abort, FinishReason, Message, NewReq, TokenOut
+from .messages import Abort, ClearCache, FinishReason, Message, NewReq, TokenOut
 from .prefill import PrefillQueue
 from .records import EngineLike, Flight, ForwardOutputLike, PendingReq, ReqState
 from .resources import Resources
@@ -55,14 +55,21 @@ class Scheduler:
     sometimes part of one more pass; that pass's token is dropped, and row and pages are kept until it is processed.
     """
 
-    def __init__(self, engine: EngineLike, match_len: MatchLen = match_len) -> None:
+    def __init__(
+        self,
+        engine: EngineLike,
+        match_len: MatchLen = match_len,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """``match_len``: the ``kv`` role's. ``eos_token_ids``: further ones, beside those of the model's config."""
         config, size = engine.config, engine.page_size
+        eos_token_ids |= engine.eos_token_ids
         self.limits = Limits(engine.max_seq_len, engine.num_pages * size, engine.vocab_size)
         cache = RadixCache(size, match_len) if config.cache == "radix" else NaiveCache()
         self._resources = Resources(
             CacheManager(engine.num_pages, size, cache),
             engine.max_running_req,
-            engine.eos_token_ids,
+            eos_token_ids,
             engine.state.set_slots,
         )
         self._prefill = PrefillQueue(self._resources, config.max_prefill_tokens)
@@ -83,7 +90,7 @@ class Scheduler:
         self._maybe_stop = np.zeros(engine.vocab_size + 1, dtype=bool)
         """Token ids that may end some Req; the last entry is that of -1, NaN logits."""
         self._maybe_stop[-1] = True
-        self._expect_stop_ids(engine.eos_token_ids)
+        self._expect_stop_ids(eos_token_ids)
 
     @property
     def has_work(self) -> bool:
@@ -118,6 +125,8 @@ class Scheduler:
         for message in messages:
             if isinstance(message, NewReq):
                 self._add(message)
+            elif isinstance(message, ClearCache):
+                self.clear_cache()
             else:
                 self._cancel(message.uid, "abort" if isinstance(message, Abort) else "stop")
 

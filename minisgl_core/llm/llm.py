@@ -1,0 +1,286 @@
+"""The class for scripts and notebooks: a model in, answers out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from minisgl_core.core import SamplingParams
+from minisgl_core.engine import EngineConfig
+from minisgl_core.engine.planning import DTYPES
+from minisgl_core.errors import AdmissionError, ConfigError, UsageError, nearest
+from minisgl_core.scheduler import Abort, ClearCache, Finish, NewReq
+from minisgl_core.tokenizer import load_tokenizer
+
+from .interrupts import deferred_interrupts
+from .output import Chunk, Output
+from .runner import Runner
+
+if TYPE_CHECKING:
+    from minisgl_core.engine import Engine
+    from minisgl_core.registry import Plan
+    from minisgl_core.scheduler import Scheduler
+
+__all__ = ["LLM", "Prompt"]
+
+Prompt = str | Sequence[int]
+"""A text, or the token ids of one."""
+
+_OWN_FIELDS = frozenset({"model_path", "tp_info", "dtype"})
+"""Of EngineConfig, those that LLM sets by itself."""
+
+
+class LLM:
+    """A model, ready to answer. Use it as a context manager, or call :meth:`shutdown`; the garbage collector and the
+    end of the program do it too.
+
+    ``path``: a folder or .gguf file. ``dtype``: such as ``torch.float32`` or ``"bfloat16"``; None = the checkpoint's.
+    ``tp_size``: tensor-parallel ranks; the others are started as processes of their own. ``backends``: role to backend
+    name, ordered list of names, or ``{"prefill": ..., "decode": ...}`` for attention. ``settings``: any other field of
+    :class:`~minisgl_core.engine.EngineConfig`, such as ``cuda_graph_max_bs``, ``max_running_req``,
+    ``num_page_override``, ``max_seq_len_override`` or ``page_size``.
+
+    A folder without tokenizer files serves prompts of token ids; the text of its answers is empty. Not safe to use from
+    several threads at once.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        dtype: torch.dtype | str | None = None,
+        tp_size: int = 1,
+        *,
+        backends: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        _refuse_unknown(settings)
+        if isinstance(tp_size, bool) or tp_size != int(tp_size) or tp_size < 1:
+            raise ConfigError(
+                f"`tp_size` is {tp_size!r}", field="tp_size", value=tp_size, remedy="give an integer of at least 1"
+            )
+        config = EngineConfig(model_path=str(path), dtype=_dtype(dtype), backends=dict(backends or {}), **settings)
+        self.tokenizer = load_tokenizer(path)
+        self._runner = Runner(config, tp_size, frozenset(self.tokenizer.eos_token_ids if self.tokenizer else ()))
+        self._close = weakref.finalize(self, self._runner.close)
+        self._uids = count()
+        self._live: dict[int, Output] = {}
+
+    # ---- what is inside ------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """Rank 0's engine."""
+        return self._runner.engine
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Rank 0's scheduler."""
+        return self._runner.scheduler
+
+    @property
+    def plan(self) -> Plan:
+        """Which backend does what."""
+        return self.engine.plan
+
+    def clear_cache(self) -> None:
+        """Forget every cached prefix that no running request uses, on all ranks."""
+        self._runner.post(ClearCache())
+        self._step()
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[dict[str, Any]]:
+        """Answer all ``prompts`` together; the answers are in their order.
+
+        ``params``: for all prompts, or one per prompt. An answer has ``text``, ``token_ids`` (a stop token included),
+        ``finish_reason`` ("stop", "length" or "error"), ``prompt_tokens``; ``logprobs`` if asked for; ``error`` if
+        the model failed on this prompt. ``max_tokens`` is capped at what context and KV pool leave.
+
+        Raises :class:`AdmissionError`, before any work, if one of the prompts cannot be served; it names its index.
+        """
+        outputs = self._submit(self._prepare(prompts, params))
+        left = {output.uid for output in outputs}
+        with (
+            tqdm(total=len(outputs), desc="requests", disable=not progress) as bar,
+            deferred_interrupts() as interrupted,
+        ):
+            try:
+                while left:
+                    left.difference_update(self._step())
+                    bar.update(len(outputs) - len(left) - bar.n)
+                    interrupted()
+            finally:
+                self._abandon(outputs)
+        return [output.answer() for output in outputs]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Answer one prompt piece by piece; closing the iterator aborts the request.
+
+        Several streams may be read in turns: each step serves them all. Raises like :meth:`generate`, at once.
+        """
+        (output,) = self._submit(self._prepare([prompt], params))
+        return self._stream(output)
+
+    def _stream(self, output: Output) -> Iterator[Chunk]:
+        try:
+            while True:
+                chunk = output.take()
+                if chunk is not None:
+                    yield chunk
+                if output.finish_reason is not None:
+                    return
+                with deferred_interrupts():
+                    self._step()
+        finally:
+            self._abandon([output])
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[tuple[np.ndarray, SamplingParams]]:
+        """Token ids and parameters of each prompt; raises for the first that cannot be served."""
+        listed = _as_list(prompts)
+        each = _params_of_each(params, len(listed))
+        prepared = []
+        for index, (prompt, own) in enumerate(zip(listed, each, strict=True)):
+            try:
+                input_ids = self._token_ids(prompt)
+                self.scheduler.limits.check_prompt(input_ids)
+                if own.stop and self.tokenizer is None:
+                    raise AdmissionError(
+                        "`stop` strings need a tokenizer, and the model has none",
+                        field="stop",
+                        value=own.stop,
+                        remedy="use `stop_token_ids`",
+                    )
+            except AdmissionError as error:
+                raise AdmissionError(
+                    f"prompt {index}: {error.message}", field=error.field, value=error.value, remedy=error.remedy
+                ) from None
+            prepared.append((input_ids, own))
+        return prepared
+
+    def _token_ids(self, prompt: Prompt) -> np.ndarray:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise AdmissionError(
+                    "a text cannot be encoded: the model has no tokenizer files",
+                    field="prompt",
+                    value=prompt[:40],
+                    remedy="give token ids",
+                )
+            return np.array(self.tokenizer.encode(prompt), dtype=np.int32)
+        wrong = [token for token in prompt if not _is_token(token)]
+        if wrong:
+            raise AdmissionError(
+                f"the prompt holds {wrong[0]!r}", field="prompt", value=wrong[0], remedy="give a text or token ids"
+            )
+        return np.array(prompt, dtype=np.int32)
+
+    def _submit(self, prepared: Iterable[tuple[np.ndarray, SamplingParams]]) -> list[Output]:
+        if not self._close.alive:
+            raise UsageError("this LLM has been shut down", remedy="make a new one")
+        outputs = []
+        for input_ids, params in prepared:
+            output = Output(next(self._uids), len(input_ids), params, self.tokenizer)
+            self._runner.post(NewReq(output.uid, input_ids, params))
+            self._live[output.uid] = output
+            outputs.append(output)
+        return outputs
+
+    def _step(self) -> list[int]:
+        """One step for all live requests; returns those that ended."""
+        ended = []
+        for out in self._runner.step():
+            output = self._live.get(out.uid)
+            if output is None:
+                continue
+            if output.add(out):
+                self._runner.post(Finish(out.uid))
+            if out.finish_reason is not None:
+                del self._live[out.uid]
+                ended.append(out.uid)
+        return ended
+
+    def _abandon(self, outputs: Iterable[Output]) -> None:
+        """Nobody reads ``outputs`` any more: abort those that still run; an engine with no other work comes to rest."""
+        if not self._runner.usable:
+            return
+        for output in outputs:
+            if self._live.pop(output.uid, None) is not None:
+                self._runner.post(Abort(output.uid))
+        if not self._live:
+            while self._runner.has_work:
+                self._runner.step()
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End all ranks and give all memory back. Calling it twice is harmless."""
+        self._close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def _refuse_unknown(settings: Mapping[str, Any]) -> None:
+    known = {field.name for field in fields(EngineConfig)} - _OWN_FIELDS
+    for name in settings:
+        if name not in known:
+            remedy = nearest(name, {*known, "dtype", "tp_size"}) or f"known are {', '.join(sorted(known))}"
+            raise ConfigError(f"LLM has no setting `{name}`", field=name, value=settings[name], remedy=remedy)
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    if dtype == "auto":
+        return None
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"`dtype` is {dtype!r}", field="dtype", value=dtype, remedy=f"use auto, {', '.join(sorted(DTYPES))}"
+        )
+    return DTYPES[dtype]
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**31
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A text, or a non-empty list of token ids, is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and all(map(_is_token, listed)) else listed
+
+
+def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise UsageError(
+            f"{len(params)} sampling parameters for {count} prompts",
+            field="params",
+            value=len(params),
+            remedy="give one for all prompts, or one for each",
+        )
+    return list(params)

@@ -1,0 +1,193 @@
+"""The other tensor-parallel ranks, seen from rank 0."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+import torch
+
+from minisgl_core.distributed import DistributedInfo
+from minisgl_core.engine import EngineConfig
+from minisgl_core.env import ENV
+from minisgl_core.errors import EngineError, MinisglError
+from minisgl_core.scheduler import Message
+
+from .wire import Failed, Imported, Ready, Start
+
+__all__ = ["Ranks", "free_port", "threads_per_rank"]
+
+T = TypeVar("T")
+LAST_WORDS_S = 5.0
+"""How long a rank whose failure broke a collective may take to say why."""
+GRACE_S = 10.0
+"""How long a rank may take to end by itself."""
+NO_MESSAGES = pickle.dumps(())
+
+
+def free_port() -> int:
+    """A TCP port of this host that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def threads_per_rank(size: int) -> int:
+    """CPU threads of each rank: the cores this process may use, or as few as torch was told to, divided."""
+    return max(1, min(len(os.sched_getaffinity(0)), torch.get_num_threads()) // size)
+
+
+@dataclass(slots=True)
+class _Peer:
+    rank: int
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    lifeline: int
+
+
+class Ranks:
+    """Ranks 1 to size-1 as child processes, started at once; nothing happens for a single rank.
+
+    They are plain subprocesses, not forks or spawns of the caller: scripts need no main guard, notebooks work.
+    """
+
+    def __init__(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
+        self._peers: list[_Peer] = []
+        size = config.tp_info.size
+        try:
+            for rank in range(1, size):
+                self._peers.append(_start(rank, size))
+            switches = {switch.name: switch.value for switch in ENV.all()}
+            for peer in self._peers:
+                own = replace(config, tp_info=DistributedInfo(peer.rank, size), progress=False)
+                self._send(peer, pickle.dumps(Start(own, eos_token_ids, switches, threads_per_rank(size))))
+        except BaseException:
+            self.close(grace_s=0)
+            raise
+
+    def wait_imported(self) -> None:
+        """Until every rank is about to connect; raises :class:`EngineError` with the words of one that cannot."""
+        self._wait_for(Imported)
+
+    def wait_ready(self) -> None:
+        """Until every rank's engine stands; raises :class:`EngineError` with the words of one that failed."""
+        self._wait_for(Ready)
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """The messages of the step that rank 0 is about to run."""
+        if self._peers:
+            payload = pickle.dumps(tuple(messages)) if messages else NO_MESSAGES
+            for peer in self._peers:
+                self._send(peer, payload)
+
+    def guard(self, call: Callable[[], T]) -> T:
+        """``call()``; where it breaks because another rank failed, :class:`EngineError` with that rank's own words."""
+        try:
+            return call()
+        except Exception as error:
+            ours = isinstance(error, MinisglError) and not isinstance(error, EngineError)
+            if not ours and (failure := self._last_words()) is not None:
+                raise failure from error
+            raise
+
+    def check(self) -> None:
+        """Raise :class:`EngineError` if a rank has failed or died; costs a system call per rank."""
+        for peer in self._peers:
+            if peer.connection.poll():
+                raise _failure(peer, _receive(peer.connection))
+
+    def close(self, grace_s: float = GRACE_S) -> None:
+        """End all ranks: asked first, killed after ``grace_s`` seconds. Calling it twice is harmless."""
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            peer.connection.close()
+        deadline = time.monotonic() + grace_s
+        for peer in peers:
+            try:
+                peer.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                peer.process.kill()
+                peer.process.wait()
+            os.close(peer.lifeline)
+
+    def _send(self, peer: _Peer, payload: bytes) -> None:
+        try:
+            peer.connection.send_bytes(payload)
+        except OSError as error:
+            raise _failure(peer, _receive(peer.connection)) from error
+
+    def _wait_for(self, kind: type[Imported] | type[Ready]) -> None:
+        pending: dict[Any, _Peer] = {peer.connection: peer for peer in self._peers}
+        while pending:
+            for connection in wait(list(pending)):
+                peer = pending.pop(connection)
+                if not isinstance(word := _receive(peer.connection), kind):
+                    raise _failure(peer, word)
+
+    def _last_words(self) -> EngineError | None:
+        """The failure of the first rank that has one to tell, waiting a little for it."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        listening: dict[Any, _Peer] = {peer.connection: peer for peer in self._peers}
+        while listening and (spoken := wait(list(listening), max(0.0, deadline - time.monotonic()))):
+            for connection in spoken:
+                peer = listening[connection]
+                word = _receive(peer.connection)
+                if not isinstance(word, Imported | Ready):
+                    return _failure(peer, word)
+        return None
+
+
+def _start(rank: int, size: int) -> _Peer:
+    """A child process that imports from where this one does."""
+    ours, theirs = socket.socketpair()
+    pipe_read, pipe_write = os.pipe()
+    fds = (theirs.fileno(), pipe_read)
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    paths = [path or os.getcwd() for path in sys.path]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "OMP_NUM_THREADS": str(threads_per_rank(size)),
+    }
+    command = [sys.executable, "-P", "-m", "minisgl_core.llm.worker", *map(str, fds), str(parent)]
+    try:
+        process = subprocess.Popen(command, pass_fds=fds, env=environment, stdin=subprocess.DEVNULL)
+    except OSError:
+        ours.close()
+        os.close(pipe_write)
+        raise
+    finally:
+        theirs.close()
+        os.close(pipe_read)
+    return _Peer(rank, process, Connection(ours.detach()), pipe_write)
+
+
+def _receive(connection: Connection) -> Any:
+    """The rank's next word; None if there will be none."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        return None
+
+
+def _failure(peer: _Peer, word: object) -> EngineError:
+    """What to raise after a rank's last word, or after its death without one."""
+    if isinstance(word, Failed):
+        error = EngineError(f"rank {peer.rank} failed: {word.text}", field="rank", value=peer.rank)
+        error.add_note(f"Traceback of rank {peer.rank}:\n{word.details}")
+        return error
+    try:
+        code = str(peer.process.wait(LAST_WORDS_S))
+    except subprocess.TimeoutExpired:
+        code = "none yet"
+    return EngineError(f"rank {peer.rank} died without a word, exit code {code}", field="rank", value=peer.rank)

@@ -1,0 +1,99 @@
+"""All ranks of one engine as one thing that takes messages and makes steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from minisgl_core.distributed import DistributedInfo
+from minisgl_core.engine import Engine, EngineConfig
+from minisgl_core.engine.planning import make_plan
+from minisgl_core.errors import EngineError
+from minisgl_core.modelconfig import read_model_config
+from minisgl_core.scheduler import Message, Scheduler, TokenOut
+
+from .ranks import Ranks, free_port, threads_per_rank
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """Rank 0's engine and scheduler in this process, the other ranks in processes of their own.
+
+    ``eos_token_ids``: the tokenizer's, which end an answer like those of the model's config.
+
+    Not safe to use from two threads at once. After an error in a step nothing is certain about the engine's state, so
+    every later step raises as well.
+    """
+
+    def __init__(self, config: EngineConfig, tp_size: int = 1, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        self._messages: list[Message] = []
+        self._failure: BaseException | None = None
+        self._threads = torch.get_num_threads()
+        if tp_size > 1:
+            config = _with_ranks(config, tp_size)
+        self._ranks = Ranks(config, eos_token_ids)
+        try:
+            self._ranks.wait_imported()
+            if tp_size > 1:
+                torch.set_num_threads(threads_per_rank(tp_size))
+            self.engine = self._ranks.guard(lambda: Engine(config))
+            self.scheduler = Scheduler(self.engine, self.engine.ctx.kv.match_len, eos_token_ids)
+            self._ranks.wait_ready()
+        except BaseException:
+            self._ranks.close(grace_s=0)
+            torch.set_num_threads(self._threads)
+            if hasattr(self, "engine"):
+                self.engine.shutdown()
+            raise
+
+    @property
+    def usable(self) -> bool:
+        """No step has failed."""
+        return self._failure is None
+
+    @property
+    def has_work(self) -> bool:
+        """False when a step would do nothing."""
+        return bool(self._messages) or self.scheduler.has_work
+
+    def post(self, message: Message) -> None:
+        """To be applied on all ranks before the next step."""
+        self._messages.append(message)
+
+    def step(self) -> list[TokenOut]:
+        """One step of every rank. Raises :class:`EngineError` with the words of a rank that has failed."""
+        if self._failure is not None:
+            raise EngineError(
+                f"the engine has stopped after an error: {self._failure}", remedy="shut it down and make a new one"
+            ) from self._failure
+        messages, self._messages = self._messages, []
+        try:
+            self._ranks.send(messages)
+            self.scheduler.apply(messages)
+            return self._ranks.guard(self.scheduler.step)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def check(self) -> None:
+        """Raise :class:`EngineError` if any rank has failed, also while nothing runs."""
+        self._ranks.check()
+
+    def close(self) -> None:
+        """End all ranks and free the engine's memory. Calling it twice is harmless."""
+        if self._failure is None:
+            self._ranks.close()
+            self.engine.shutdown()
+        else:  # the others may be waiting for us in the middle of a step
+            self._ranks.close(grace_s=0)
+            self.engine.shutdown()
+        torch.set_num_threads(self._threads)
+
+
+def _with_ranks(config: EngineConfig, tp_size: int) -> EngineConfig:
+    """Rank 0's config of an engine of several ranks, with the plan that all of them load."""
+    port = free_port() if config.distributed_port is None else config.distributed_port
+    config = replace(config, tp_info=DistributedInfo(0, tp_size), distributed_port=port)
+    return replace(config, plan=make_plan(config, read_model_config(config.model_path)).to_json())

@@ -1,0 +1,94 @@
+"""``python -m minisgl_core.llm.worker CONNECTION_FD LIFELINE_FD PARENT_PID``: one tensor-parallel rank above 0.
+
+It runs the same scheduler as rank 0 on the same messages. It ends when its connection closes; and at once, whatever it
+is doing, when rank 0's process is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+__all__ = ["main"]
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(lifeline: int, parent: int) -> None:
+    """Leave no orphan.
+
+    The lifeline is a pipe that rank 0's process holds open; a thread waits for its end, because the main thread may be
+    inside a collective. The kernel's death signal covers what the pipe does not: children forked from rank 0 inherit it
+    and keep it open. That signal fires when the *thread* ends that started this process, so rank 0 asks for it from its
+    main thread only, by giving its pid instead of 0.
+    """
+    if parent:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    def wait() -> None:
+        os.read(lifeline, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="minisgl-lifeline", daemon=True).start()
+
+
+def serve(connection: Connection) -> None:
+    """Build the engine, then follow rank 0 step by step until it closes the connection."""
+    import torch
+
+    from minisgl_core.engine import Engine
+    from minisgl_core.env import ENV
+    from minisgl_core.modelconfig import read_model_config
+    from minisgl_core.registry import Plan, load_class
+    from minisgl_core.scheduler import Scheduler
+
+    from .wire import Imported, Ready, Start
+
+    start: Start = connection.recv()
+    for switch in ENV.all():
+        switch.value = start.switches[switch.name]
+    torch.set_num_threads(start.num_threads)
+    read_model_config(start.config.model_path)
+    assert start.config.plan is not None
+    for bucket in Plan.from_json(start.config.plan).buckets:
+        load_class(bucket.choice)
+    connection.send(Imported())
+    engine = Engine(start.config)
+    try:
+        scheduler = Scheduler(engine, engine.ctx.kv.match_len, start.eos_token_ids)
+        connection.send(Ready())
+        while True:
+            try:
+                messages = connection.recv()
+            except EOFError:
+                return
+            scheduler.apply(messages)
+            scheduler.step()
+    finally:
+        engine.shutdown()
+
+
+def main() -> None:
+    """Report any failure to rank 0, then leave without ceremony, so that collectives of the other ranks break off."""
+    connection_fd, lifeline, parent = (int(text) for text in sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all ranks: rank 0 decides
+    die_with_parent(lifeline, parent)
+    connection = Connection(connection_fd)
+    try:
+        serve(connection)
+    except BaseException as error:
+        from .wire import Failed
+
+        connection.send(Failed.of(error))
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
