@@ -16,7 +16,7 @@ _NORM = Entry("minisgl_norm", "4P7qd")
 _ROPE = Entry("minisgl_rope", "8P12qd")
 _ACT = Entry("minisgl_act", "2P5q")
 _ROUTE = Entry("minisgl_route", "3P7q")
-_SAMPLE = Entry("minisgl_sample", "9P6q")
+_SAMPLE = Entry("minisgl_sample", "2P" + 7 * "Pq" + "6q")
 _MODES: dict[SamplingMode, int] = {"greedy": 0, "random": 1, "filtered": 2}
 
 
@@ -133,14 +133,21 @@ def _sample(
     batch, vocab = logits.shape
     _SAMPLE(
         logits.data_ptr(),
-        temperature.data_ptr(),
-        top_k.data_ptr(),
-        top_p.data_ptr(),
-        min_p.data_ptr(),
-        seed_lo.data_ptr(),
-        seed_hi.data_ptr(),
-        positions.data_ptr(),
         out.data_ptr(),
+        temperature.data_ptr(),
+        temperature.stride(0),
+        top_k.data_ptr(),
+        top_k.stride(0),
+        top_p.data_ptr(),
+        top_p.stride(0),
+        min_p.data_ptr(),
+        min_p.stride(0),
+        seed_lo.data_ptr(),
+        seed_lo.stride(0),
+        seed_hi.data_ptr(),
+        seed_hi.stride(0),
+        positions.data_ptr(),
+        positions.stride(0),
         logits.stride(0),
         batch,
         vocab,

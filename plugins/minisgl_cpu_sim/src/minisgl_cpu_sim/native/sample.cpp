@@ -14,16 +14,25 @@ namespace {
 
 enum : int64_t { GREEDY = 0, RANDOM = 1, FILTERED = 2 };
 
+// One value per row, at any distance from each other
+template <class T>
+struct Column {
+    const T* data;
+    int64_t stride;
+
+    T operator[](int64_t row) const { return data[row * stride]; }
+};
+
 struct SampleArgs {
     const void* logits;
-    const float* temperature;
-    const int32_t* top_k;
-    const float* top_p;
-    const float* min_p;
-    const uint32_t* seed_lo;
-    const uint32_t* seed_hi;
-    const uint32_t* positions;
     int32_t* out;
+    Column<float> temperature;
+    Column<int32_t> top_k;
+    Column<float> top_p;
+    Column<float> min_p;
+    Column<uint32_t> seed_lo;
+    Column<uint32_t> seed_hi;
+    Column<uint32_t> positions;
     int64_t ld, batch, vocab, mode, dtype, threads;
 };
 
