@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
-from safetensors.torch import save_file
 
 PROMPT_LEN, DECODE_STEPS, GRAPH_TOKENS = 16, 3, 6
 
@@ -34,13 +35,13 @@ def make_model(folder: Path, layers: int = 2, vocab: int = 2048) -> Path:
     hidden, inner, head_dim, q_heads, kv_heads = 1024, 3072, 128, 16, 8
     generator = torch.Generator().manual_seed(0)
 
-    def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * gain / columns**0.5
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
 
     def norm(size: int) -> torch.Tensor:
         return 0.5 + torch.rand(size, generator=generator)
 
-    weights = {"model.embed_tokens.weight": matrix(vocab, hidden, gain=32.0), "model.norm.weight": norm(hidden)}
+    weights = {"model.embed_tokens.weight": matrix(vocab, hidden), "model.norm.weight": norm(hidden)}
     for i in range(layers):
         layer = {
             "input_layernorm": norm(hidden),
