@@ -12,6 +12,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,9 @@ from .query import DeviceFacts
 __all__ = ["ProbeCrash", "ProbeProcess", "ProbeRequest", "detect_device", "run_probes"]
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
+_TRACES: Final = ((Path("/proc/driver/nvidia"), "version"), (Path("/dev"), "nvidia[0-9]*"), (Path("/dev"), "dxg"))
+"""Where a CUDA driver shows itself (containers may hide some of these, WSL has only the last). Without any of them no
+process is started to ask."""
 _CPU: Final = DeviceFacts(kind="cpu")
 
 
@@ -59,12 +63,15 @@ class ProbeProcess:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        # a file: a pipe that nobody empties would stop a talkative child
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
 
     def __enter__(self) -> ProbeProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+        self._errors.close()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The child's answer. Raises :class:`ProbeCrash` with what happened."""
@@ -91,31 +98,33 @@ class ProbeProcess:
             [sys.executable, "-c", "from minisgl_core.registry.probe_child import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
         )
         return self._process
 
     def _crash(self, what: str) -> ProbeCrash:
-        code, errors = self._stop(patience_s=1.0 if what == "died" else 0.0)
-        last = errors.decode(errors="replace").strip().splitlines()[-1:]
+        code = self._stop(patience_s=1.0 if what == "died" else 0.0)
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         ended = f" (exit code {code})" if what == "died" else ""
         return ProbeCrash(": ".join([what + ended, *last]))
 
-    def _stop(self, patience_s: float = 1.0) -> tuple[int | None, bytes]:
+    def _stop(self, patience_s: float = 1.0) -> int | None:
+        """End the child, and the compilers it may have started; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
-            return None, b""
-        with contextlib.suppress(OSError):
-            if process.stdin is not None:
-                process.stdin.close()
+            return None
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
         try:
-            process.wait(timeout=patience_s)
+            return process.wait(timeout=patience_s)
         except subprocess.TimeoutExpired:
-            process.kill()
-        process.stdin = None
-        _, errors = process.communicate()
-        return process.returncode, errors
+            os.killpg(process.pid, signal.SIGKILL)
+            return process.wait()
 
 
 def run_probes(requests: Sequence[ProbeRequest]) -> dict[str, Reason]:
@@ -148,7 +157,7 @@ def detect_device(kind: str = "auto") -> DeviceFacts:
 
     Raises :class:`BackendError` if ``cuda`` is asked for and absent.
     """
-    if kind == "cpu" or (kind == "auto" and not _DRIVER.exists()):
+    if kind == "cpu" or (kind == "auto" and not any(any(folder.glob(name)) for folder, name in _TRACES)):
         return _CPU
     found, problem = _ask_for_cuda()
     if found is None and kind == "cuda":

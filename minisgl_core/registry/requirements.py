@@ -45,19 +45,22 @@ class Installed:
 
     def has_module(self, module: str) -> bool:
         """Walk down the package folders by hand: ``find_spec`` of a dotted name would import the parents."""
-        path = None
-        for depth in range(module.count(".") + 1):
-            name = ".".join(module.split(".")[: depth + 1])
-            if depth == 0:
-                loaded = sys.modules.get(name)
-                spec = loaded.__spec__ if loaded is not None else None
-                spec = spec or importlib.util.find_spec(name)
-            else:
-                spec = PathFinder.find_spec(name, path)
-            if spec is None:
-                return False
-            path = spec.submodule_search_locations or []
-        return True
+        if module in sys.modules:
+            return sys.modules[module] is not None
+        parent, _, _ = module.rpartition(".")
+        if not parent:
+            return importlib.util.find_spec(module) is not None
+        folders = self._folders(parent)
+        return bool(folders) and PathFinder.find_spec(module, folders) is not None
+
+    def _folders(self, package: str) -> list[str]:
+        """Where a package's modules lie; empty if there is no such package."""
+        loaded = sys.modules.get(package)
+        if loaded is not None:
+            return list(getattr(loaded, "__path__", []))
+        parent, _, _ = package.rpartition(".")
+        spec = PathFinder.find_spec(package, self._folders(parent)) if parent else importlib.util.find_spec(package)
+        return list(spec.submodule_search_locations or []) if spec is not None else []
 
     def has_program(self, program: str) -> bool:
         """Is it on PATH?"""

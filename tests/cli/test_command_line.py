@@ -39,9 +39,9 @@ def test_help_and_plugins_import_nothing_heavy_and_answer_at_once(arguments: lis
         heavy, seconds = done.stderr.strip().splitlines()[-2:]
         assert heavy == "heavy []"
         best = min(best, float(seconds.partition(" ")[2]))
-        if best < 0.4:
+        if best < 0.45:
             break
-    assert best < 0.4, "processor time; the interpreter itself needs another 0.03 s"
+    assert best < 0.45, "processor time; the interpreter itself needs another 0.03 s"
 
 
 def test_no_command_and_help_list_every_command(capsys: pytest.CaptureFixture[str]) -> None:

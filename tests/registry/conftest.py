@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import Distribution
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from minisgl_core.modelconfig import ModelConfig, MoEConfig, RopeConfig
-from minisgl_core.plugin_api import ANY, HOOK_OF_ROLE, BackendSpec, Caps, PluginInfo, hookimpl
-from minisgl_core.registry import Registry, discover
+from minisgl_core.plugin_api import ANY, HOOK_OF_ROLE, BackendSpec, Caps, PluginInfo, Role, hookimpl
+from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, Registry, discover, resolve_plan
 
 
 class FakeDistribution(Distribution):
@@ -88,7 +88,7 @@ def _hook(specs: list[BackendSpec]) -> Callable[[], list[BackendSpec]]:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
@@ -111,7 +111,7 @@ FULL = {
 def make_spec() -> Callable[..., BackendSpec]:
     """``make_spec(role, name, **caps and spec fields)``: by default it can do everything but special features."""
 
-    def make(role: str, name: str, **fields: Any) -> BackendSpec:
+    def make(role: Role, name: str, **fields: Any) -> BackendSpec:
         caps = {**FULL, **{key: fields.pop(key) for key in list(fields) if key in Caps.__dataclass_fields__}}
         return BackendSpec(role=role, name=name, caps=(Caps(**caps),), **{"factory": "fake.module:Class", **fields})
 
@@ -143,3 +143,50 @@ def make_model() -> Callable[..., ModelConfig]:
         return ModelConfig(**{**fields, **changes})
 
     return make
+
+
+class Everything:
+    """An environment in which all requirements are met but those named."""
+
+    def __init__(self, *missing: str) -> None:
+        self.missing = missing
+
+    def version(self, distribution: str) -> str | None:
+        return None if distribution in self.missing else "1.5"
+
+    def has_module(self, module: str) -> bool:
+        return module not in self.missing
+
+    def has_program(self, program: str) -> bool:
+        return program not in self.missing
+
+
+@pytest.fixture
+def resolve(world: Any, make_model: Any) -> Any:
+    """``resolve(device, missing=(...), prober, model, dtype, **query fields)`` over the plugins of ``world``."""
+
+    def run(
+        device: DeviceFacts | None = None,
+        missing: Sequence[str] = (),
+        prober: Any = None,
+        model: ModelConfig | None = None,
+        dtype: str = "bfloat16",
+        **fields: Any,
+    ) -> Plan:
+        query = PlanQuery(model or make_model(), device or DeviceFacts("cpu"), dtype, **fields)
+        return resolve_plan(query, world.registry(), environment=Everything(*missing), prober=prober)
+
+    return run
+
+
+@pytest.fixture
+def cpu_sim(world: Any, make_spec: Any) -> None:
+    """What minisgl-cpu-sim offers."""
+    world.plugin(
+        "minisgl-cpu-sim",
+        make_spec("attention", "cpu", devices=("cpu",), requires=(("exec:c++", "exec:g++"),)),
+        make_spec("attention", "torch", stand_in=True),
+        make_spec("kv", "torch", stand_in=True),
+        make_spec("moe", "torch", stand_in=True),
+        make_spec("graph", "emulated", devices=("cpu",), stand_in=True),
+    )

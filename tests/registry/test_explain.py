@@ -29,7 +29,6 @@ def reports(answer: Explanation, slot: str) -> dict[str, CandidateReport]:
 
 @pytest.fixture
 def paged(world: Any, make_spec: Any) -> None:
-    half = ("float16",)
     world.plugin(
         "p",
         make_spec("attention", "good"),

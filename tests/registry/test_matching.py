@@ -111,7 +111,8 @@ def _everything(field: str) -> dict[str, Any]:
     "field", [name for name in Caps.__dataclass_fields__ if name in OUTSIDE or f"{name[:-1]}" in OUTSIDE]
 )
 def test_what_is_not_declared_is_unsupported(field: str) -> None:
-    undeclared = replace(BOX, **{field: Caps.__dataclass_fields__[field].default})
+    default: Any = Caps.__dataclass_fields__[field].default
+    undeclared = replace(BOX, **{field: default})
     box, reasons = match(spec_of(undeclared), NEED)
     assert box is None and [reason.field for reason in reasons] == [field]
 

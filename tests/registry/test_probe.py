@@ -34,6 +34,9 @@ def dies(facts):
 
 def hangs(facts):
     time.sleep(60)
+
+def talks(facts):
+    print("x" * 1_000_000)
 """
 
 
@@ -65,6 +68,10 @@ def test_refusals_errors_and_crashes_are_reasons_and_the_others_still_run(ask: A
 def test_a_probe_that_hangs_is_stopped(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINISGL_PROBE_TIMEOUT_S", "2")
     assert ask("hangs") == {"hangs": "probe: wanted a working backend, supported the probe did not answer within 2 s"}
+
+
+def test_a_probe_may_print_as_much_as_it_likes(ask: Any) -> None:
+    assert ask("talks") == {}
 
 
 def test_answers_are_kept_until_a_version_or_the_driver_changes(ask: Any, tmp_path: Path) -> None:
@@ -105,7 +112,7 @@ def test_a_probe_that_does_not_exist_is_an_answer() -> None:
 
 
 def test_without_a_driver_the_device_is_a_cpu_and_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl_core.registry.probe._DRIVER", Path("/nowhere/at/all"))
+    monkeypatch.setattr("minisgl_core.registry.probe._TRACES", ((Path("/nowhere/at/all"), "*"),))
     monkeypatch.setattr("minisgl_core.registry.probe.ProbeProcess", None)
     assert detect_device().kind == "cpu"
     assert detect_device("cpu").kind == "cpu"
@@ -146,6 +153,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "version"
     file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
     monkeypatch.setattr("minisgl_core.registry.probe._DRIVER", file)
+    monkeypatch.setattr("minisgl_core.registry.probe._TRACES", ((tmp_path, "version"),))
     monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "cache"))
 
 
