@@ -139,12 +139,13 @@ class LLM:
         try:
             while True:
                 chunk = output.take()
-                if chunk is not None:
-                    yield chunk
-                if output.finish_reason is not None:
+                if chunk is None:
+                    with deferred_interrupts():
+                        self._step()
+                    continue
+                yield chunk
+                if chunk.finish_reason is not None:
                     return
-                with deferred_interrupts():
-                    self._step()
         finally:
             self._abandon([output])
 

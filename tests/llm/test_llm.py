@@ -1,0 +1,258 @@
+"""LLM on a tiny model with a tokenizer; numbers of another implementation decide."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from make_checkpoints import NUM_STEPS, Reference, ensure_checkpoint, reference
+
+from minisgl_core.core import SamplingParams
+from minisgl_core.errors import AdmissionError, ConfigError, EngineError, UsageError
+from minisgl_core.llm import LLM
+
+SETTINGS: dict[str, Any] = {
+    "dtype": torch.float32,
+    "num_page_override": 512,
+    "max_seq_len_override": 64,
+    "max_running_req": 8,
+    "progress": False,
+}
+GREEDY = SamplingParams(max_tokens=NUM_STEPS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Reference:
+    return reference("q3-text")
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(ensure_checkpoint("q3-text"), **SETTINGS) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def idle_afterwards(llm: LLM) -> Iterator[None]:
+    """Every test leaves the shared engine at rest."""
+    yield
+    stats = llm.scheduler.stats
+    assert (stats.running, stats.waiting, llm.scheduler.has_work) == (0, 0, False)
+
+
+def test_token_ids_equal_the_reference(llm: LLM, expected: Reference) -> None:
+    answers = llm.generate(expected.prompts, GREEDY, progress=False)
+    assert [answer["token_ids"] for answer in answers] == expected.continuations
+    assert [answer["prompt_tokens"] for answer in answers] == [len(prompt) for prompt in expected.prompts]
+    assert {answer["finish_reason"] for answer in answers} == {"length"}
+    assert llm.tokenizer is not None
+    assert [answer["text"] for answer in answers] == [llm.tokenizer.decode(ids) for ids in expected.continuations]
+
+
+def test_a_text_is_encoded_and_one_prompt_may_stand_alone(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    text = "def answer(model):"
+    ids = llm.tokenizer.encode(text)
+    assert llm.generate(text, GREEDY, progress=False) == llm.generate([ids], GREEDY, progress=False)
+    assert llm.generate(ids, GREEDY, progress=False) == llm.generate([text], GREEDY, progress=False)
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM, expected: Reference) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1, 7)]
+    answers = llm.generate(expected.prompts, params, progress=False)
+    assert [answer["token_ids"] for answer in answers] == [
+        expected.continuations[0][:3],
+        expected.continuations[1][:1],
+        expected.continuations[2][:7],
+    ]
+    with pytest.raises(UsageError, match="2 sampling parameters for 3 prompts"):
+        llm.generate(expected.prompts, params[:2])
+
+
+def test_no_prompts_no_answers(llm: LLM) -> None:
+    assert llm.generate([], progress=False) == []
+
+
+def test_logprobs_are_those_of_greedy_choice(llm: LLM, expected: Reference) -> None:
+    (answer,) = llm.generate(
+        [expected.prompts[0]], SamplingParams(max_tokens=4, ignore_eos=True, logprobs=2), progress=False
+    )
+    assert [entry["token"] for entry in answer["logprobs"]] == expected.continuations[0][:4] == answer["token_ids"]
+    for entry in answer["logprobs"]:
+        (first, best), (_, second) = entry["top"]
+        assert first == entry["token"]
+        assert best == pytest.approx(entry["logprob"])
+        assert second < best < 0
+
+
+def test_a_stop_string_ends_the_answer_before_it(llm: LLM, expected: Reference) -> None:
+    assert llm.tokenizer is not None
+    whole = llm.tokenizer.decode(expected.continuations[0])
+    stop = whole[6:9]
+    (answer,) = llm.generate(
+        [expected.prompts[0]], SamplingParams(max_tokens=16, ignore_eos=True, stop=stop), progress=False
+    )
+    assert (answer["text"], answer["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+    assert len(answer["token_ids"]) < 16
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([], "prompt 1: the prompt is empty"),
+        ("", "prompt 1: the prompt is empty"),
+        ([1] * 64, "prompt 1: a prompt of 64 tokens .* context is 64 tokens and the KV pool holds 512"),
+        ([5, 512], "prompt 1: the prompt holds token id 512"),
+        ([5, -2], "prompt 1: the prompt holds token id -2"),
+        ([5, 1.5], "prompt 1: the prompt holds 1.5"),
+    ],
+)
+def test_one_bad_prompt_is_named_before_any_work(llm: LLM, bad: Any, message: str, expected: Reference) -> None:
+    hits = llm.scheduler.stats
+    with pytest.raises(AdmissionError, match=message):
+        llm.generate([expected.prompts[0], bad, expected.prompts[1]], GREEDY)
+    assert not llm.scheduler.has_work
+    assert llm.scheduler.stats == hits
+
+
+def test_a_stream_brings_the_same_as_generate(llm: LLM, expected: Reference) -> None:
+    chunks = list(llm.stream(expected.prompts[1], GREEDY))
+    assert [token for chunk in chunks for token in chunk.token_ids] == expected.continuations[1]
+    assert (
+        "".join(chunk.text for chunk in chunks)
+        == llm.generate([expected.prompts[1]], GREEDY, progress=False)[0]["text"]
+    )
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert len(chunks) == NUM_STEPS
+
+
+def test_streams_may_be_read_in_turns_and_beside_generate(llm: LLM, expected: Reference) -> None:
+    streams = [llm.stream(prompt, GREEDY) for prompt in expected.prompts]
+    first = [next(stream) for stream in streams]
+    assert llm.generate([expected.prompts[0]], GREEDY, progress=False)[0]["token_ids"] == expected.continuations[0]
+    rest: list[list[int]] = [[], [], []]
+    for chunks in itertools.zip_longest(*streams):
+        for tokens, chunk in zip(rest, chunks, strict=True):
+            tokens += chunk.token_ids if chunk else []
+    assert [chunk.token_ids + tokens for chunk, tokens in zip(first, rest, strict=True)] == expected.continuations
+
+
+def test_case_55_closing_a_stream_frees_its_pages_at_once(llm: LLM, expected: Reference) -> None:
+    stream = llm.stream(expected.prompts[2], SamplingParams(max_tokens=20, ignore_eos=True))
+    next(stream)
+    assert llm.scheduler.stats.running == 1
+    stream.close()  # type: ignore[attr-defined]
+    stats = llm.scheduler.stats
+    assert stats.running == 0
+    assert stats.free_pages + stats.cached_pages == 512
+
+
+def test_bad_prompts_of_a_stream_raise_at_the_call(llm: LLM) -> None:
+    with pytest.raises(AdmissionError, match="the prompt is empty"):
+        llm.stream([])
+
+
+def test_ctrl_c_between_steps_leaves_a_usable_engine(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, expected: Reference
+) -> None:
+    step, steps = llm.scheduler.step, itertools.count()
+
+    def interrupted_step() -> Any:
+        if next(steps) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(llm.scheduler, "step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(expected.prompts, GREEDY, progress=False)
+    assert not llm.scheduler.has_work
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [
+        answer["token_ids"] for answer in llm.generate(expected.prompts, GREEDY, progress=False)
+    ] == expected.continuations
+
+
+def test_clear_cache_forgets_all_prefixes(llm: LLM, expected: Reference) -> None:
+    llm.generate([expected.prompts[2]], GREEDY, progress=False)
+    assert llm.scheduler.stats.cached_pages > 0
+    llm.clear_cache()
+    assert llm.scheduler.stats.cached_pages == 0
+    assert llm.scheduler.stats.free_pages == 512
+
+
+def test_progress_goes_to_stderr(llm: LLM, capsys: pytest.CaptureFixture[str], expected: Reference) -> None:
+    llm.generate(expected.prompts, SamplingParams(max_tokens=2))
+    shown = capsys.readouterr()
+    assert "3/3" in shown.err
+    assert shown.out == ""
+
+
+# ---- making and ending -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_running_reqs": 4}, r"no setting `max_running_reqs`; did you mean 'max_running_req'\?"),
+        ({"tp_sizes": 4}, r"did you mean 'tp_size'\?"),
+        ({"model_path": "x"}, "no setting `model_path`"),
+        ({"tp_size": 0}, "`tp_size` is 0"),
+        ({"dtype": "float31"}, "`dtype` is 'float31'"),
+        ({"max_running_req": 0}, "`max_running_req` is 0"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM("nowhere", **settings)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Any) -> None:
+    with pytest.raises(UsageError, match="missing"):
+        LLM(tmp_path / "missing")
+
+
+def test_a_model_without_tokenizer_serves_token_ids() -> None:
+    expected = reference("s93")
+    with LLM(ensure_checkpoint("s93"), **SETTINGS) as llm:
+        answers = llm.generate(expected.prompts, GREEDY, progress=False)
+        assert [answer["token_ids"] for answer in answers] == expected.continuations
+        assert {answer["text"] for answer in answers} == {""}
+        with pytest.raises(AdmissionError, match="no tokenizer files"):
+            llm.generate("text")
+        with pytest.raises(AdmissionError, match="`stop` strings need a tokenizer"):
+            llm.generate([[1]], SamplingParams(stop="x"))
+
+
+def test_two_models_one_after_the_other_and_the_end_by_garbage_collection(expected: Reference) -> None:
+    for _ in range(2):
+        llm = LLM(ensure_checkpoint("q3-text"), **SETTINGS)
+        assert llm.generate([expected.prompts[0]], GREEDY, progress=False)[0]["token_ids"] == expected.continuations[0]
+        engine = llm.engine
+        del llm
+        gc.collect()
+        assert engine._closed
+
+
+def test_after_shutdown_and_after_a_failed_step_nothing_pretends_to_work(
+    monkeypatch: pytest.MonkeyPatch, expected: Reference
+) -> None:
+    llm = LLM(ensure_checkpoint("q3-text"), **SETTINGS)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(llm.engine, "forward_batch", broken)
+    with pytest.raises(RuntimeError, match="device lost"):
+        llm.generate(expected.prompts, GREEDY, progress=False)
+    with pytest.raises(EngineError, match="stopped after an error: device lost"):
+        llm.generate(expected.prompts, GREEDY, progress=False)
+    llm.shutdown()
+    llm.shutdown()
+    with pytest.raises(UsageError, match="has been shut down"):
+        llm.generate(expected.prompts, GREEDY)

@@ -1,0 +1,116 @@
+"""Text of an answer, with a decoder that writes one known piece per token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl_core.core import SamplingParams
+from minisgl_core.llm.output import Output
+from minisgl_core.scheduler import TokenOut
+
+PIECES = ["DEF", "G", "HI", "J", "K", "abc", "</s>", "\u20ac"]
+EOS, EURO = 6, 7
+
+
+class Pieces:
+    """Token i writes PIECES[i]; the euro sign is held until the next token, as half a character would be."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def new_decoder(self) -> Pieces:
+        return Pieces()
+
+    def push(self, token: int) -> str:
+        text, self._held = self._held, ""
+        if token == EURO:
+            self._held = PIECES[token]
+            return text
+        return text + PIECES[token]
+
+    def flush(self) -> str:
+        text, self._held = self._held, ""
+        return text
+
+
+def play(tokens: list[int], reason: str = "length", **params: Any) -> tuple[Output, list[str], list[bool]]:
+    """The output, the text of each chunk, and after each token whether the scheduler was to be told."""
+    output = Output(0, 3, SamplingParams(**params), Pieces())  # type: ignore[arg-type]
+    texts, told = [], []
+    for index, token in enumerate(tokens):
+        last = index == len(tokens) - 1
+        told.append(output.add(TokenOut(0, token, reason if last else None)))  # type: ignore[arg-type]
+        chunk = output.take()
+        texts.append(chunk.text if chunk else "-")
+    return output, texts, told
+
+
+def test_text_comes_token_by_token() -> None:
+    output, texts, _ = play([5, 0, 1])
+    assert texts == ["abc", "DEF", "G"]
+    assert output.answer() == {
+        "text": "abcDEFG",
+        "token_ids": [5, 0, 1],
+        "finish_reason": "length",
+        "prompt_tokens": 3,
+    }
+
+
+def test_text_that_is_not_certain_is_held_and_flushed_at_the_end() -> None:
+    _, texts, _ = play([EURO, 0, EURO])
+    assert texts == ["", "\u20acDEF", "\u20ac"]
+
+
+@pytest.mark.parametrize("stop", ["DEFGHIJ", ["zzz", "DEFGHIJ"]])
+def test_case_48_stop_string_over_several_tokens(stop: Any) -> None:
+    output, texts, told = play([5, 0, 1, 2, 3, 4], stop=stop)
+    assert output.text == "abc"
+    assert texts[:4] == ["abc", "", "", ""]
+    assert output.finish_reason == "stop"
+    assert told == [False, False, False, False, True, False]
+    assert output.token_ids == [5, 0, 1, 2, 3], "what was under way when the stop string came is dropped"
+
+
+def test_case_48_a_beginning_that_is_no_stop_string_is_sent_whole() -> None:
+    output, texts, told = play([0, 1, 2, 4], stop="DEFGHIJ")
+    assert texts == ["", "", "", "DEFGHIK"]
+    assert not any(told)
+    assert output.finish_reason == "length"
+
+
+def test_a_held_beginning_is_sent_when_the_answer_ends() -> None:
+    output, _, _ = play([5, 0, 1], stop="DEFGHIJ")
+    assert output.text == "abcDEFG"
+
+
+def test_a_stop_string_in_the_last_token_needs_no_word_to_the_scheduler() -> None:
+    output, _, told = play([5, 1], stop="G")
+    assert (output.text, output.finish_reason, told) == ("abc", "stop", [False, False])
+
+
+def test_the_text_of_a_stop_token_is_not_emitted_but_its_id_is() -> None:
+    output, _, _ = play([5, EOS], reason="stop")
+    assert (output.text, output.token_ids, output.finish_reason) == ("abc", [5, EOS], "stop")
+
+
+def test_case_37_a_stop_token_first_gives_an_empty_text() -> None:
+    output, _, _ = play([EOS], reason="stop")
+    assert (output.text, output.finish_reason) == ("", "stop")
+
+
+def test_without_a_tokenizer_the_text_is_empty() -> None:
+    output = Output(0, 1, SamplingParams(), None)
+    output.add(TokenOut(0, 5, "length"))
+    assert output.answer()["text"] == ""
+    assert output.token_ids == [5]
+
+
+def test_an_error_is_part_of_the_answer() -> None:
+    output = Output(0, 1, SamplingParams(), None)
+    output.add(TokenOut(0, None, "error", "NaN"))
+    assert (output.answer()["error"], output.finish_reason) == ("NaN", "error")
+    chunk = output.take()
+    assert chunk is not None
+    assert (chunk.error, chunk.token_ids) == ("NaN", [])
