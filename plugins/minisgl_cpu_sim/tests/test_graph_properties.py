@@ -102,7 +102,7 @@ def _same(a: list[Matrix], b: list[Matrix]) -> bool:
     return all(torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0)) for x, y in zip(a, b, strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(INSTRUCTION, min_size=1, max_size=12), st.integers(0, 1000), st.booleans(), st.booleans())
 def test_replay_equals_eager(program: list[tuple[int, int, int]], seed: int, inference: bool, strict: bool) -> None:
     torch.set_num_threads(1)

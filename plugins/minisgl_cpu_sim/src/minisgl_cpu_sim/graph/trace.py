@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import torch
+import typing_extensions
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -29,7 +30,7 @@ Action = Literal["run", "view", "empty", "host_read"]
 """run: replayed. view: makes another view of known storage, nothing to replay. empty: memory without contents.
 host_read: gave the host a value, which stays what it was."""
 
-_INTERNAL = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+_INTERNAL = (os.path.dirname(torch.__file__), os.path.dirname(__file__), typing_extensions.__file__)
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
@@ -125,7 +126,7 @@ def describe(value: object) -> str:
 
 
 def caller() -> str:
-    """``file.py:line in function`` of the innermost frame outside torch and this package."""
+    """``file.py:line in function`` of the innermost frame outside torch, its decorators and this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
