@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from minisgl_core.plugin_api import ANY, BackendSpec, Caps, PluginInfo, hookimpl
+from minisgl_core.plugin_api import ANY, OP_NAMES, BackendSpec, Caps, PluginInfo, hookimpl
 
 __all__ = ["MINISGL_PLUGIN"]
 
@@ -15,7 +15,6 @@ MINISGL_PLUGIN = PluginInfo(
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _COMPILER: Final = (("exec:g++", "exec:c++", "exec:clang++"),)
 """The native kernels are compiled for the machine at first use."""
-_NATIVE_OPS: Final = ("rms_norm", "add_rms_norm", "qk_norm_rope_store", "act_and_mul", "route", "sample")
 
 
 def _attention_caps(*devices: str) -> Caps:
@@ -143,7 +142,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
                     page_sizes=ANY,
                     kv_layouts=("NHD",),
                     graph="always",
-                    ops=_NATIVE_OPS,
+                    ops=OP_NAMES,
                     per_row_seed=True,
                 ),
             ),

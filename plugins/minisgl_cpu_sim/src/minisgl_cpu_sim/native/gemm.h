@@ -22,27 +22,24 @@ template <int R, int C, class W>
 inline void tile_dot(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k_len, float* y, int64_t ldy) {
     v8 acc[R][C] = {};
     int64_t k = 0;
-    for (; k + LANES <= k_len; k += LANES) {
+    const auto step = [&](auto load) {
         v8 weight[R];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) weight[r] = load8(w + r * ldw + k);
+        for (int r = 0; r < R; ++r) weight[r] = load(w + r * ldw + k);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            v8 value = load8(x + c * ldx + k);
+            v8 value = load(x + c * ldx + k);
             if (R > 1) keep(value);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) acc[r][c] += weight[r] * value;
+            for (int r = 0; r < R; ++r) add_product(acc[r][c], weight[r], value);
         }
-    }
+    };
+    for (; k + LANES <= k_len; k += LANES) step([](const auto* from) { return load8(from); });
+    if (k < k_len) step([&](const auto* from) { return load_part(from, int(k_len - k), 0.0f); });
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) y[c * ldy + r] = sum(acc[r][c]);
-    }
-    for (; k < k_len; ++k) {
-        for (int c = 0; c < C; ++c) {
-            for (int r = 0; r < R; ++r) y[c * ldy + r] += to_float(w[r * ldw + k]) * x[c * ldx + k];
-        }
     }
 }
 
@@ -88,8 +85,8 @@ inline void tile_nn(
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
             const v8 value = splat(x[r * ldx + k]);
-            acc[r][0] += value * b0;
-            acc[r][1] += value * b1;
+            add_product(acc[r][0], value, b0);
+            add_product(acc[r][1], value, b1);
         }
     }
     for (int r = 0; r < ROWS; ++r) {

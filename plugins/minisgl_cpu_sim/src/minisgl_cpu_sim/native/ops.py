@@ -176,14 +176,14 @@ _SAMPLE_OP = register(
 
 
 class NativeOps:
-    """Every operation but ``allreduce_add_rms_norm``, float32 inside.
+    """Every operation, float32 inside.
 
     x, residual and qkv are overwritten where the protocol allows it.
     """
 
     def __init__(self, setup: OpsSetup, options: object = None) -> None:
         library()
-        self._q_heads = setup.q_heads
+        self._all_reduce = setup.comm.all_reduce
         self._split = (setup.q_heads, setup.kv_heads, setup.kv_heads)
         self._heads = (setup.q_heads + 2 * setup.kv_heads, setup.head_dim)
 
@@ -199,6 +199,12 @@ class NativeOps:
         """``residual += x`` and ``x = rms_norm(residual)``, both in place; returns (x, residual)."""
         _ADD_RMS_NORM(x, residual, weight, eps)
         return x, residual
+
+    def allreduce_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`add_rms_norm` of x summed over the ranks."""
+        return self.add_rms_norm(self._all_reduce(x), residual, weight, eps)
 
     def qk_norm_rope_store(
         self,

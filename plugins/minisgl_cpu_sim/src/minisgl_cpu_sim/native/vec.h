@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__F16C__) || defined(__AVX2__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -33,6 +33,16 @@ inline To bit_cast(const From& from) {
     To to;
     std::memcpy(&to, &from, sizeof(To));
     return to;
+}
+
+// sum += a * b. GCC tuned for AMD keeps multiplication and addition apart in some loops and not in others, and equal
+// sums must round equally.
+inline void add_product(v8& total, v8 a, v8 b) {
+#if defined(__FMA__)
+    total = v8(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(total)));
+#else
+    total += a * b;
+#endif
 }
 
 // Keeps x in a register: otherwise GCC reads it from memory again at each use, and loads become the limit.
