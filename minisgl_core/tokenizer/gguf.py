@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..errors import CheckpointError
 from ..formats import GGUFFile
-from .hf import surround
 from .tokenizer import Tokenizer
 
 __all__ = ["load_gguf_tokenizer"]
@@ -48,7 +47,7 @@ def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
     roles = _roles(file, tokens)
     add_bos = file.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama-bpe")
     add_eos = file.metadata.get("tokenizer.ggml.add_eos_token", False)
-    backend.post_processor = surround(
+    backend.post_processor = _surround(
         backend, roles.get("bos_token") if add_bos else None, roles.get("eos_token") if add_eos else None
     )
     return Tokenizer(backend, special_tokens=roles, chat_template=file.metadata.get("tokenizer.chat_template"))
@@ -87,3 +86,10 @@ def _roles(file: GGUFFile, tokens: list[str]) -> dict[str, str]:
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {role: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in keys.items()}
     return {role: tokens[number] for role, number in ids.items() if number is not None and number < len(tokens)}
+
+
+def _surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> processors.TemplateProcessing:
+    """Puts BOS before and EOS after each prompt, where they are given."""
+    words = [word for word in (bos, "$A", eos) if word is not None]
+    used = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
+    return processors.TemplateProcessing(single=" ".join(words), special_tokens=used)

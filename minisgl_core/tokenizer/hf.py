@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from ..errors import CheckpointError
 from ..formats import read_json
@@ -22,7 +22,8 @@ _SLOW_FILES: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.
 def load_hf_tokenizer(folder: Path) -> Tokenizer | None:
     """The folder's tokenizer; None if it has no tokenizer files.
 
-    ``tokenizer.json`` is read directly. Folders that only have an older format need transformers to convert it.
+    ``tokenizer.json`` is read directly, and says whether BOS is added (as for transformers 5, which ignores
+    ``add_bos_token`` beside it). Folders that only have an older format need transformers to convert it.
     """
     if not (folder / "tokenizer.json").exists():
         slow = [name for name in _SLOW_FILES if (folder / name).exists()]
@@ -42,7 +43,6 @@ def load_hf_tokenizer(folder: Path) -> Tokenizer | None:
     named = _named_tokens(_optional(folder / "special_tokens_map.json") | config)
     _add_tokens(backend, config, named)
     roles = {role: token.content for role, token in named.items()}
-    _set_bos_eos(backend, config, roles)
     return Tokenizer(backend, special_tokens=roles, chat_template=_chat_template(folder, config))
 
 
@@ -76,22 +76,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named:
     special = [*named.values(), *(token for value in values if (token := _token(value)) is not None)]
     if special:
         backend.add_special_tokens(special)
-
-
-def _set_bos_eos(backend: tokenizers.Tokenizer, config: Mapping[str, Any], roles: Mapping[str, str]) -> None:
-    """``add_bos_token`` and ``add_eos_token``, where the config has them, decide instead of tokenizer.json."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = roles.get("bos_token") if config.get("add_bos_token") else None
-    eos = roles.get("eos_token") if config.get("add_eos_token") else None
-    backend.post_processor = surround(backend, bos, eos)
-
-
-def surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> processors.TemplateProcessing:
-    """Puts BOS before and EOS after each prompt, where they are given."""
-    words = [word for word in (bos, "$A", eos) if word is not None]
-    used = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
-    return processors.TemplateProcessing(single=" ".join(words), special_tokens=used)
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:

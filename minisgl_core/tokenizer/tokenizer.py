@@ -86,10 +86,17 @@ class Tokenizer:
     def _pieces(self) -> PieceTable | None:
         if not isinstance(self._backend.decoder, decoders.ByteLevel):
             return None
-        return PieceTable(self._backend.id_to_token, self._special_ids)
+        return PieceTable(self._written)
+
+    def _written(self, token: int) -> str | None:
+        """The vocabulary's spelling of a token that writes something."""
+        if token in self._special_ids or not 0 <= token < self.vocab_size:
+            return None
+        spelling: str | None = self._backend.id_to_token(token)
+        return spelling
 
     def _kind_of(self, token: int) -> TokenKind:
-        text = None if token in self._special_ids else self._backend.id_to_token(token)
-        if text is None:
+        spelling = self._written(token)
+        if spelling is None:
             return "silent"
-        return "byte" if text in _BYTE_TOKENS else "text"
+        return "byte" if spelling in _BYTE_TOKENS else "text"
