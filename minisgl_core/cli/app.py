@@ -29,8 +29,13 @@ class CommandEntry:
 
 
 COMMANDS: Final[Mapping[str, CommandEntry]] = {
+    "generate": CommandEntry("minisgl_core.cli.generate", "Answer prompts, once."),
+    "chat": CommandEntry("minisgl_core.cli.chat", "Talk with a model in the terminal."),
     "plugins": CommandEntry("minisgl_core.cli.plugins", "What is installed: plugins, their backends, their failures."),
     "explain": CommandEntry("minisgl_core.cli.explain", "What would run here, and why not the others."),
+    "demo-model": CommandEntry(
+        "minisgl_core.cli.demo_model", "Fetch the demo model, check it, print its path."
+    ),
 }
 """Every command, in the order of the help."""
 
@@ -67,15 +72,15 @@ def _app(ctx: click.Context, debug: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0, 2 for a wrong call, 1 for a failure."""
+    """Run one command. Returns the exit code: 0, 2 for a wrong call, 1 for a failure, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
         result = _app.main([item for item in given if item != "--debug"], prog_name=PROGRAM, standalone_mode=False)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
-    except click.Abort:
-        return _fail("interrupted", 130, debug)
+    except click.Abort:  # Ctrl-C; click has ended the line
+        return 130
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code, debug)
     except MinisglError as error:

@@ -16,6 +16,7 @@ from minisgl_core.settings.schema import Settings
 
 from .options import settings_options
 from .output import json_option, print_json, print_table
+from .start import find_model
 
 __all__ = ["command", "plan_query"]
 
@@ -73,7 +74,7 @@ def _model(settings: Settings, geometry_name: str | None) -> ModelConfig:
         raise UsageError(
             "no model is named", field="--model", remedy=f"give --model DIR, or --geometry {next(iter(GEOMETRIES))}"
         )
-    return read_model_config(settings.model.path)
+    return read_model_config(find_model(settings))
 
 
 def _device(text: str) -> tuple[DeviceFacts, bool]:

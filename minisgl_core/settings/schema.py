@@ -50,6 +50,13 @@ class EngineSettings(_Section):
         default=None, description="largest batch to record graphs for; 0 = none; unset = the device's default"
     )
     seed: int = Field(default=0, description="seed of requests that have none")
+    distributed_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="port at which tensor-parallel ranks meet; unset = a free one"
+    )
+    distributed_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=120.0, description="seconds that ranks wait for each other"
+    )
+    dummy_weights: bool = Field(default=False, description="random weights, to measure speed without a checkpoint's")
 
 
 class ServerSettings(_Section):

@@ -1,0 +1,137 @@
+"""``minisgl generate``: prompts in, answers out, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from minisgl_core.errors import EngineError, UsageError
+from minisgl_core.settings.schema import Settings
+
+from .options import settings_options
+from .output import json_option, print_json
+from .prompts import Prompt, read_prompts
+from .sampling import sampling_options, sampling_params
+from .start import find_model, need_tokenizer, shows_progress, start_llm
+
+if TYPE_CHECKING:
+    from minisgl_core.core import SamplingParams
+    from minisgl_core.llm import LLM
+
+__all__ = ["command"]
+
+_SHOWN: Final = 60
+"""Characters of a prompt above its answer, where there are several."""
+
+
+@click.command(name="generate")
+@click.option("--prompt", "-p", "texts", multiple=True, metavar="TEXT", help="Text to go on from; repeatable.")
+@click.option("--prompt-ids", "id_lists", multiple=True, metavar="IDS", help="Token ids such as 1,2,3; repeatable.")
+@click.option("--prompt-file", "files", multiple=True, metavar="FILE", help="A file's text; - = standard input.")
+@click.option("--chat", is_flag=True, help="Put each prompt into the model's chat template, as the user's message.")
+@click.option("--system", metavar="TEXT", help="System message in front of it; goes with --chat.")
+@sampling_options
+@settings_options("model", "engine")
+@json_option
+def command(
+    settings: Settings,
+    texts: Sequence[str],
+    id_lists: Sequence[str],
+    files: Sequence[str],
+    chat: bool,
+    system: str | None,
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """Answer prompts, once.
+
+    Without a prompt option the prompt is what is piped to standard input; without a model the demo model answers, and
+    is downloaded first if need be. Standard output gets the answer only, as it comes.
+
+    --json prints one object with text, token_ids, finish_reason, usage and plan. For several prompts it has outputs,
+    a list of objects with the first four in the order of the prompts; usage, their sums; and plan.
+    """
+    if system is not None and not chat:
+        raise UsageError("--system is given without --chat", field="--system", value=system, remedy="add --chat")
+    params = sampling_params(sampling)
+    prompts = read_prompts(texts, id_lists, files)
+    path = find_model(settings)
+    messages = _checked(prompts, path, system, chat)
+    with start_llm(settings, path, requests=len(prompts)) as llm:
+        if as_json:
+            _print_json(llm.generate(messages, params, progress=shows_progress()), llm)
+        elif len(prompts) == 1:
+            _stream(llm, messages[0], params)
+        else:
+            _print_all(llm.generate(messages, params, progress=shows_progress()), prompts)
+
+
+def _checked(prompts: list[Prompt], path: Path, system: str | None, chat: bool) -> list[Prompt]:
+    """The prompts as the model gets them. Refuses those that this model's tokenizer cannot serve."""
+    if not isinstance(prompts[0], str):
+        if chat:
+            raise UsageError("--chat cannot wrap --prompt-ids", field="--chat", remedy="give text, or leave out --chat")
+        return prompts
+    tokenizer = need_tokenizer(path, chat=chat)
+    if not chat:
+        return prompts
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [tokenizer.apply_chat_template([*before, {"role": "user", "content": prompt}]) for prompt in prompts]
+
+
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
+    """Text as it comes; of a model without tokenizer the token ids."""
+    start, count, reason, error = time.perf_counter(), 0, None, None
+    for chunk in llm.stream(prompt, params):
+        text = chunk.text if llm.tokenizer is not None else "".join(f"{token} " for token in chunk.token_ids)
+        click.echo(text, nl=False)
+        count, reason, error = count + len(chunk.token_ids), chunk.finish_reason, chunk.error
+    click.echo()
+    if error is not None:
+        raise EngineError(error)
+    seconds = time.perf_counter() - start
+    click.echo(f"{count} tokens in {seconds:.1f} s, {count / seconds:.1f} tokens/s, finished by {reason}", err=True)
+
+
+def _print_all(answers: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]) -> None:
+    """Each answer under a line with the beginning of its prompt."""
+    for answer, prompt in zip(answers, prompts, strict=True):
+        shown = str(prompt)
+        shown = repr(shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
+        click.echo(f"--- {shown}\n{answer['text'] or answer['token_ids']}")
+    _raise_first_error(answers)
+
+
+def _print_json(answers: Sequence[Mapping[str, Any]], llm: LLM) -> None:
+    outputs = [
+        {
+            "text": answer["text"],
+            "token_ids": answer["token_ids"],
+            "finish_reason": answer["finish_reason"],
+            "usage": _usage([answer]),
+        }
+        for answer in answers
+    ]
+    head = outputs[0] if len(outputs) == 1 else {"outputs": outputs, "usage": _usage(answers)}
+    print_json({**head, "plan": llm.plan.to_json()})
+    _raise_first_error(answers)
+
+
+def _usage(answers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    prompt_tokens = sum(answer["prompt_tokens"] for answer in answers)
+    completion_tokens = sum(len(answer["token_ids"]) for answer in answers)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def _raise_first_error(answers: Sequence[Mapping[str, Any]]) -> None:
+    for index, answer in enumerate(answers):
+        if "error" in answer:
+            raise EngineError(f"prompt {index}: {answer['error']}")

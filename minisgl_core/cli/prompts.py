@@ -1,0 +1,100 @@
+"""Where ``minisgl generate`` takes its prompts from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from minisgl_core.errors import UsageError
+
+__all__ = ["Prompt", "read_prompts", "read_text"]
+
+Prompt = str | list[int]
+"""Text, or token ids."""
+
+
+def read_prompts(texts: Sequence[str], id_lists: Sequence[str], files: Sequence[str]) -> list[Prompt]:
+    """The prompts of ``--prompt``, ``--prompt-ids`` or ``--prompt-file``; without any, all of a piped standard input.
+
+    Raises :class:`UsageError` for prompts of two kinds (their order would be a guess), none at all, an empty one, ids
+    that are no numbers, and a file that cannot be read as text.
+    """
+    given = {"--prompt": texts, "--prompt-ids": id_lists, "--prompt-file": files}
+    kinds = [flag for flag, values in given.items() if values]
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{' and '.join(kinds)} are both given",
+            field=kinds[1],
+            remedy="give prompts of one kind, repeating its flag",
+        )
+    if texts:
+        return [_not_empty(text, "--prompt") for text in texts]
+    if id_lists:
+        return [_parse_ids(text) for text in id_lists]
+    if files:
+        return [_read_file(name) for name in files]
+    if sys.stdin.isatty():
+        raise UsageError(
+            "no prompt is given", field="--prompt", remedy="give --prompt TEXT, or pipe the text to standard input"
+        )
+    return [_read_stdin()]
+
+
+def read_text(read: Callable[[], str]) -> str:
+    """What ``read`` takes from standard input; raises :class:`UsageError` if that is no text."""
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"standard input is not {error.encoding} text: {error.reason} at byte {error.start}",
+            field="stdin",
+            remedy="pipe text",
+        ) from error
+
+
+def _parse_ids(text: str) -> Prompt:
+    """``"1, 2,3"`` -> ``[1, 2, 3]``"""
+    _not_empty(text.strip(), "--prompt-ids")
+    ids = []
+    for part in text.split(","):
+        if not part.strip().isdecimal():
+            raise UsageError(
+                f"--prompt-ids holds {part.strip()!r}",
+                field="--prompt-ids",
+                value=part.strip(),
+                remedy="give token ids with commas between them, like 785,6722,315",
+            )
+        ids.append(int(part))
+    return list(ids)
+
+
+def _read_file(name: str) -> Prompt:
+    if name == "-":
+        return _read_stdin()
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+    else:
+        return _not_empty(_without_line_end(text), f"--prompt-file {name}")
+    raise UsageError(
+        f"prompt file {name!r} {problem}", field="--prompt-file", value=name, remedy="give a UTF-8 text file"
+    )
+
+
+def _read_stdin() -> Prompt:
+    return _not_empty(_without_line_end(read_text(sys.stdin.read)), "standard input")
+
+
+def _without_line_end(text: str) -> str:
+    """Without the line end that editors and ``echo`` put last: it would change the answer."""
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _not_empty(text: str, source: str) -> str:
+    if not text:
+        raise UsageError(f"the prompt of {source} is empty", field=source, value=text, remedy="give at least one token")
+    return text

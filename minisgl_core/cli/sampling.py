@@ -1,0 +1,54 @@
+"""The options that say how tokens are chosen, shared by the commands that generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from minisgl_core.core import SamplingParams
+
+__all__ = ["sampling_options", "sampling_params"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NUMBERS: Final[tuple[tuple[str, type, str], ...]] = (
+    ("max_tokens", int, "Most tokens to generate. [1024]"),
+    ("temperature", float, "0 = always the likeliest token. [0]"),
+    ("top_k", int, "Sample among the k likeliest tokens; 0 = all. [0]"),
+    ("top_p", float, "Sample among the likeliest tokens that make up this probability. [1]"),
+    ("min_p", float, "Sample among tokens at least this share as likely as the likeliest. [0]"),
+    ("repetition_penalty", float, "Above 1 makes tokens of prompt and answer less likely. [1]"),
+    ("presence_penalty", float, "Taken from the logit of each token already generated. [0]"),
+    ("frequency_penalty", float, "The same, times how often it was generated. [0]"),
+)
+"""Field of SamplingParams, type, help. Its defaults are stated here, because importing it brings torch."""
+
+
+def sampling_options(function: F) -> F:
+    """Adds a flag for every sampling parameter. The command receives those given, and None for the others."""
+    add: list[Callable[[F], F]] = [
+        click.option(_flag(name), type=kind, metavar="N" if kind is int else "X", help=text)
+        for name, kind, text in _NUMBERS
+    ]
+    add += [
+        click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable."),
+        click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this id; repeatable."),
+        click.option("--ignore-eos", is_flag=True, help="Do not end at the model's end tokens."),
+    ]
+    for option in reversed(add):
+        function = option(function)
+    return function
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """From what :func:`sampling_options` passed; raises ``AdmissionError`` for a value out of range."""
+    from minisgl_core.core import SamplingParams
+
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,95 @@
+"""From settings to a model that answers: what ``generate`` and ``chat`` share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from minisgl_core.errors import UsageError
+from minisgl_core.plugin_api import Role
+
+if TYPE_CHECKING:
+    from minisgl_core.llm import LLM
+    from minisgl_core.registry import Plan
+    from minisgl_core.settings.schema import Settings
+    from minisgl_core.tokenizer import Tokenizer
+
+__all__ = ["find_model", "need_tokenizer", "plan_line", "shows_progress", "start_llm"]
+
+_ROLES_SHOWN: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear")
+"""The others follow from device and model."""
+
+
+def find_model(settings: Settings) -> Path:
+    """Folder or file of the model that is named; the demo model's if none is. Either may be downloaded first."""
+    from minisgl_core.demo_model import DEMO_NAME, resolve_model_path
+
+    return resolve_model_path(settings.model.path or DEMO_NAME)
+
+
+def need_tokenizer(path: Path, *, chat: bool) -> Tokenizer:
+    """The model's tokenizer; raises :class:`UsageError` if it has none, or for a chat no chat template.
+
+    Asked before the weights are read, which may take minutes.
+    """
+    from minisgl_core.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(path)
+    if tokenizer is None:
+        raise UsageError(
+            f"model {str(path)!r} has no tokenizer files, so text is nothing to it",
+            field="model",
+            value=str(path),
+            remedy="give token ids: minisgl generate --prompt-ids 1,2,3",
+        )
+    if chat and tokenizer.chat_template is None:
+        raise UsageError(
+            f"model {str(path)!r} has no chat template",
+            field="model",
+            value=str(path),
+            remedy="use an instruct model, or minisgl generate with a plain prompt",
+        )
+    return tokenizer
+
+
+def start_llm(settings: Settings, path: Path, *, requests: int) -> LLM:
+    """The model with these settings, for at most so many requests at a time: a KV pool for more would only cost time
+    and memory. Its plan is told on standard error.
+    """
+    from minisgl_core.llm import LLM
+
+    engine = settings.engine.model_dump()
+    engine["max_running_req"] = min(engine["max_running_req"], requests)
+    llm = LLM(
+        path,
+        dtype=settings.model.dtype,
+        backends=settings.backends,
+        backend_options=settings.options,
+        allow_plugins=settings.allow,
+        deny_plugins=settings.deny,
+        progress=shows_progress(),
+        **engine,
+    )
+    click.echo(plan_line(llm.plan), err=True)
+    return llm
+
+
+def shows_progress() -> bool:
+    """Bars are for people: a log would keep every state of them."""
+    return sys.stderr.isatty()
+
+
+def plan_line(plan: Plan) -> str:
+    """One line: where and how the model runs, and the backends of each role. ``minisgl explain`` tells all of it."""
+    backends = [
+        f"{role}={','.join(choice.label for choice in plan.choices(role))}"
+        for role in _ROLES_SHOWN
+        if plan.choices(role)
+    ]
+    ranks = f" x {plan.tp_size}" if plan.tp_size > 1 else ""
+    graphs = "graphs" if plan.graph else "no graphs"
+    facts = f"{plan.architecture} on {plan.device}{ranks}, {plan.dtype}, page_size={plan.page_size}, {graphs}"
+    return f"plan {plan.digest()}: {facts}, {', '.join(backends)}"
