@@ -3,7 +3,7 @@
 from .attention import AttentionBackend, AttentionSetup, LayerFacts
 from .batch import BatchLike, BatchView, KVPool, StepOutput
 from .comm import CommSetup, Communicator
-from .graph import GraphHost, GraphRunner, GraphSetup, PoisonHost
+from .graph import GraphHost, GraphRunner, GraphSetup, PoisonHost, padded_size
 from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
 from .kv import KVKernels, KVSetup
 from .linear import LinearBackend, LinearSetup
@@ -74,4 +74,5 @@ __all__ = [
     "SamplingMode",
     "StepOutput",
     "hookimpl",
+    "padded_size",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from .ops import SamplingMode
     from .platform import Platform
 
-__all__ = ["GraphHost", "GraphRunner", "GraphSetup", "PoisonHost"]
+__all__ = ["GraphHost", "GraphRunner", "GraphSetup", "PoisonHost", "padded_size"]
 
 
 class GraphHost(Protocol):
@@ -46,7 +47,8 @@ class PoisonHost(Protocol):
 
     def poison_targets(self, batch: Any) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
         """By name: (a float tensor, (N,) indices along its first dimension that must not matter to this batch's rows):
-        of each cache, the dummy page and every page that no live row names. The runner puts the contents back."""
+        of each cache, the dummy page and every page that no live row names. The runner puts the contents back.
+        """
         ...
 
 
@@ -63,6 +65,12 @@ class GraphSetup:
     max_seq_len: int
     progress: Callable[[str, int], Callable[[], None]] | None = None
     """``progress(title, total)`` returns a function to call once per finished item."""
+
+
+def padded_size(batch: BatchLike, sizes: Sequence[int]) -> int:
+    """The smallest of the captured ``sizes`` (ascending) that holds a decode batch; its own size if none does."""
+    place = bisect_left(sizes, batch.size)
+    return sizes[place] if batch.phase == "decode" and place < len(sizes) else batch.size
 
 
 class GraphRunner(Protocol):

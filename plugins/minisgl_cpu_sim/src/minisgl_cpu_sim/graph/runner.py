@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl_core.plugin_api import PoisonHost
+from minisgl_core.plugin_api import PoisonHost, padded_size
 
 from .emulated import EmulatedGraph
 from .memory import MemoryPool
@@ -59,9 +58,7 @@ class EmulatedGraphRunner:
 
     def pad_batch(self, batch: BatchLike) -> None:
         """Set ``batch.padded_size``: the smallest captured size that holds a decode batch, else its own size."""
-        place = bisect_left(self._sizes, batch.size)
-        fits = batch.phase == "decode" and place < len(self._sizes)
-        batch.padded_size = self._sizes[place] if fits else batch.size
+        batch.padded_size = padded_size(batch, self._sizes)
 
     def can_replay(self, batch: BatchLike) -> bool:
         """Is there a graph of this batch's padded size and sampling mode?"""
