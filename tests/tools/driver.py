@@ -45,12 +45,17 @@ class Answer:
 @contextmanager
 def _switches(overlap: bool) -> Iterator[None]:
     """What a scheduler made inside reads from the environment; ranks started inside inherit it."""
-    ENV.CHECK_INTEGRITY.value, ENV.DISABLE_OVERLAP_SCHEDULING.value = True, not overlap
+    wanted = {ENV.CHECK_INTEGRITY: True, ENV.DISABLE_OVERLAP_SCHEDULING: not overlap}
+    before = {switch: switch.value for switch in wanted}
+    for switch, value in wanted.items():
+        switch.value = value
     try:
         yield
     finally:
-        ENV.CHECK_INTEGRITY.reset()
-        ENV.DISABLE_OVERLAP_SCHEDULING.reset()
+        for switch, value in before.items():
+            switch.reset()
+            if switch.value != value:
+                switch.value = value
 
 
 class Driver:
