@@ -49,16 +49,16 @@ class ChatTemplate:
 
         Raises :class:`~minisgl_core.errors.AdmissionError` with the template's own message if it refuses.
         """
-        template = self._pick(tools)
+        template, clean = self._pick(tools), _normalised(messages)
         try:
             return template.render(
-                messages=_normalised(messages),
+                messages=clean,
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **variables},
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program of the model's makers: whatever it raises is its refusal
             raise _refusal(f"the model's chat template refuses these messages: {error}", messages) from error
 
     def _pick(self, tools: object) -> jinja2.Template:

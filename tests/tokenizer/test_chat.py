@@ -93,6 +93,12 @@ def test_case_51_a_message_without_content() -> None:
         render("{{ 'x' + messages[0].content }}", [{"role": "tool", "content": None}])
 
 
+def test_case_51_whatever_a_template_raises_is_a_refusal() -> None:
+    for template in ("{{ 1 // 0 }}", "{{ messages[0].content + 1 }}", "{{ 'a' | no_such_filter }}"):
+        with pytest.raises(AdmissionError, match="chat template"):
+            render(template, CHATS[0])
+
+
 def test_case_51_no_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(AdmissionError, match="no chat template"):
