@@ -1,0 +1,74 @@
+"""Graph backend ``cuda``: whole decode steps recorded as CUDA graphs, one per (padded size, sampling mode)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minisgl_core.plugin_api import padded_size
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import BatchLike, CapturedGraph, GraphSetup, SamplingMode, StepOutput
+
+__all__ = ["CudaGraphRunner"]
+
+Key = tuple[int, "SamplingMode"]
+WARM_UPS = 2
+"""Runs before a capture: on the first, kernels compile and libraries allocate; the second shows that they are done."""
+
+
+class CudaGraphRunner:
+    """Replays are one launch. Inputs are the core's fixed buffers, so a replay copies nothing.
+
+    What :meth:`replay` returns is valid until the next replay, of whichever size: all graphs share one memory pool.
+    """
+
+    def __init__(self, setup: GraphSetup, options: Any = None) -> None:
+        self._setup, self._host, self._platform = setup, setup.host, setup.platform
+        self._sizes = tuple(sorted(setup.bs_list))
+        self._graphs: dict[Key, tuple[CapturedGraph, StepOutput]] = {}
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record every size and mode, largest first: smaller graphs then fit into the memory of larger ones."""
+        keys: list[Key] = [(size, mode) for size in reversed(self._sizes) for mode in self._setup.modes]
+        report = self._setup.progress
+        finished = report("Capturing graphs", len(keys)) if report is not None and keys else None
+        pool = None
+        for key in keys:
+            pool = self._capture_one(key, pool)
+            if finished is not None:
+                finished()
+
+    def _capture_one(self, key: Key, pool: Any) -> Any:
+        batch = self._host.make_capture_batch(*key)
+        step = partial(self._host.step, batch)
+        for _ in range(WARM_UPS):
+            step()
+        self._platform.synchronize()
+        graph, output, pool = self._platform.capture(step, pool)
+        self._graphs[key] = (graph, output)
+        return pool
+
+    def pad_batch(self, batch: BatchLike) -> None:
+        """Set ``batch.padded_size``: the smallest captured size that holds a decode batch, else its own size."""
+        batch.padded_size = padded_size(batch, self._sizes)
+
+    def can_replay(self, batch: BatchLike) -> bool:
+        """Is there a graph of this batch's padded size and sampling mode?"""
+        return batch.phase == "decode" and (batch.padded_size, batch.mode) in self._graphs
+
+    def replay(self, batch: BatchLike) -> StepOutput:
+        """Run the recorded step of ``batch.padded_size`` rows; valid until the next replay."""
+        self._host.prepare_replay(batch)
+        graph, output = self._graphs[batch.padded_size, batch.mode]
+        graph.replay()
+        return output
+
+    def close(self) -> None:
+        """Drop all graphs and their memory."""
+        for graph, _ in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
