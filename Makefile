@@ -1,18 +1,19 @@
 # Everything a developer types. `make` alone prints this list.
 #
-# Variables: PYTHON (interpreter that makes the environment), VENV (its folder), TORCH (what pip installs first; on a
+# Variables: PROMPT (for make run), PYTHON (interpreter that makes the environment), VENV (its folder), TORCH (what pip installs first; on a
 # machine without an NVIDIA GPU a CPU build is much smaller:
 # make run TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'), JOBS (test processes).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
+.ONESHELL:
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 JOBS ?= 2
-PROMPT ?= The capital of France is
+PROMPT ?= What is the capital of France?
 ARGS ?=
 
 SUITABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -63,9 +64,9 @@ $(VENV)/.docs: $(VENV)/.torch pyproject.toml
 
 .PHONY: run
 run: $(VENV)/.run  ## Install the core and its CPU plugin, show the plan and let a real model answer
-	$(BIN)/minisgl demo-model
-	$(BIN)/minisgl explain
-	$(BIN)/minisgl generate --prompt '$(PROMPT)' --max-tokens 32 --temperature 0
+	model=$$($(BIN)/minisgl demo-model)
+	$(BIN)/minisgl explain --model "$$model"
+	$(BIN)/minisgl generate --model "$$model" --chat --prompt '$(PROMPT)' --max-tokens 32 --temperature 0
 
 .PHONY: install
 install: $(VENV)/.dev  ## Install every package, editable, with the developers' tools

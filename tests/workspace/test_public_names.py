@@ -67,6 +67,7 @@ PINNED = {
         "SamplingMode",
         "StepOutput",
         "hookimpl",
+        "padded_size",
     ],
 }
 

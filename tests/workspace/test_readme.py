@@ -34,7 +34,7 @@ def _run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MINISGL_NUM_PAGE_OVERRIDE": "512"},
         check=False,
     )
 
@@ -76,6 +76,6 @@ def test_the_config_file_is_accepted_and_its_backends_are_found(model: str, tmp_
 def test_the_python_example_runs(model: str, tmp_path: Path) -> None:
     (code,) = _blocks("python")
     script = tmp_path / "example.py"
-    script.write_text(code.replace("path/to/model", model))
+    script.write_text(code.replace('"path/to/model"', f"{model!r}, num_page_override=512"))
     done = _run([sys.executable, str(script)], tmp_path)
     assert done.returncode == 0, done.stderr
