@@ -24,7 +24,7 @@ from minisgl_core.scheduler import Message
 
 from .wire import Failed, Imported, Ready, Start
 
-__all__ = ["Ranks", "free_port", "threads_per_rank"]
+__all__ = ["GRACE_S", "Ranks", "free_port", "threads_per_rank"]
 
 T = TypeVar("T")
 LAST_WORDS_S = 5.0

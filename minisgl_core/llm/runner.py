@@ -13,7 +13,7 @@ from minisgl_core.errors import EngineError
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.scheduler import Message, Scheduler, TokenOut
 
-from .ranks import Ranks, free_port, threads_per_rank
+from .ranks import GRACE_S, Ranks, free_port, threads_per_rank
 
 __all__ = ["Runner"]
 
@@ -30,7 +30,8 @@ class Runner:
     def __init__(self, config: EngineConfig, tp_size: int = 1, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._messages: list[Message] = []
         self._failure: BaseException | None = None
-        self._threads = torch.get_num_threads()
+        self._threads = torch.get_num_threads() if tp_size > 1 else 0
+        """To be restored at the end; 0 = left alone."""
         if tp_size > 1:
             config = _with_ranks(config, tp_size)
         self._ranks = Ranks(config, eos_token_ids)
@@ -43,7 +44,7 @@ class Runner:
             self._ranks.wait_ready()
         except BaseException:
             self._ranks.close(grace_s=0)
-            torch.set_num_threads(self._threads)
+            self._restore_threads()
             if hasattr(self, "engine"):
                 self.engine.shutdown()
             raise
@@ -83,13 +84,14 @@ class Runner:
 
     def close(self) -> None:
         """End all ranks and free the engine's memory. Calling it twice is harmless."""
-        if self._failure is None:
-            self._ranks.close()
-            self.engine.shutdown()
-        else:  # the others may be waiting for us in the middle of a step
-            self._ranks.close(grace_s=0)
-            self.engine.shutdown()
-        torch.set_num_threads(self._threads)
+        # After a failure the others may be waiting for this rank in the middle of a step.
+        self._ranks.close(GRACE_S if self.usable else 0)
+        self.engine.shutdown()
+        self._restore_threads()
+
+    def _restore_threads(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)
 
 
 def _with_ranks(config: EngineConfig, tp_size: int) -> EngineConfig:

@@ -75,19 +75,25 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Report any failure to rank 0, then leave without ceremony, so that collectives of the other ranks break off."""
+    """Report any failure to rank 0, then leave at once.
+
+    Without the interpreter's own ceremony, which takes seconds with torch loaded; and after a failure, so that the
+    collectives of the other ranks break off.
+    """
     connection_fd, lifeline, parent = (int(text) for text in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all ranks: rank 0 decides
     die_with_parent(lifeline, parent)
-    connection = Connection(connection_fd)
+    connection, code = Connection(connection_fd), 0
     try:
         serve(connection)
     except BaseException as error:
         from .wire import Failed
 
+        code = 1
         connection.send(Failed.of(error))
-        sys.stderr.flush()
-        os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
