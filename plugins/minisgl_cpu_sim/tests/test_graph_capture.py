@@ -145,6 +145,24 @@ def test_type_conversion_and_metadata_changes() -> None:
     check_replays(step, [x])
 
 
+def test_reductions_and_factories_keep_the_type_they_were_asked_for() -> None:
+    (x,) = tensors((4, 300))
+
+    def step() -> tuple[torch.Tensor, ...]:
+        half = x.bfloat16()
+        return (
+            torch.softmax(half, -1, dtype=torch.float32),
+            half.sum(-1, dtype=torch.float32),
+            half.mean(-1, dtype=torch.float64),
+            x.cumsum(-1, dtype=torch.float64),
+            torch.zeros(3, dtype=torch.int32) + 1,
+            torch.arange(3, dtype=torch.float64),
+            torch.full_like(half, 0.3),
+        )
+
+    check_replays(step, [x])
+
+
 def test_library_operation_with_mutable_argument() -> None:
     x, total = tensors((4, 6), (4, 6))
 

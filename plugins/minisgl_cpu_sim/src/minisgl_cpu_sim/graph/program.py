@@ -28,18 +28,19 @@ def compile_record(record: OpRecord) -> Call | None:
     """The cheapest call with the effect of ``record``; None if a replay has nothing to do."""
     if record.action != "run":
         return None
-    sinks = [out for out, fresh in zip(record.outputs, record.fresh, strict=True) if fresh]
+    sinks = tuple(out for out, fresh in zip(record.outputs, record.fresh, strict=True) if fresh)
     if not sinks:
-        function = _method(record) or record.op
-        return Call(function, record.args, record.kwargs, _wait if record.op.namespace == "c10d" else None)
-    if len(record.outputs) == 1 and _is_plain(sinks[0]):
-        if record.op in (aten.clone.default, aten._to_copy.default):
-            return Call(sinks[0].copy_, (record.args[0],), {}, None)
-        direct = _out_function(record, sinks[0])
-        if direct is not None:
-            return Call(direct, record.args, {**_without_factory(record.kwargs), "out": sinks[0]}, None)
-        return Call(record.op, record.args, record.kwargs, sinks[0].copy_)
-    return Call(record.op, record.args, record.kwargs, _Scatter(record))
+        finish = _wait if record.op.namespace == "c10d" else None
+        return Call(_same_function(record), record.args, record.kwargs, finish)
+    if record.op in (aten.clone.default, aten._to_copy.default) and _is_plain(sinks[0]):
+        return Call(sinks[0].copy_, (record.args[0],), {}, None)
+    if len(sinks) == len(record.outputs) and all(_is_plain(sink) for sink in sinks):
+        into = _out_call(record, sinks)
+        if into is not None:
+            return into
+        if len(sinks) == 1:
+            return Call(_same_function(record), record.args, record.kwargs, sinks[0].copy_)
+    return Call(_same_function(record), record.args, record.kwargs, _Scatter(record))
 
 
 class _Scatter:
@@ -72,96 +73,97 @@ def _wait(result: Any) -> None:
     result[-1].wait()
 
 
-def _method(record: OpRecord) -> Callable[..., Any] | None:
-    """The Tensor method of an in-place operation: its argument parser costs half of the generic one."""
-    name = _base_name(record)
-    candidate = getattr(torch.Tensor, name, None) if record.op.namespace == "aten" and name.endswith("_") else None
-    if candidate is not None and _leads_to(candidate, record.args, record.kwargs, record, out=None):
-        return candidate  # type: ignore[no-any-return]
-    return None
+# torch's own Python functions parse their arguments in half the time of the generic call of an operation, and many of
+# them can write into given outputs. Which function is the recorded operation is tried out, not listed.
 
-
-def _out_function(record: OpRecord, sink: torch.Tensor) -> Callable[..., Any] | None:
-    """A torch function that takes ``out=`` and is this very operation, writing into ``sink``."""
-    if record.op.namespace != "aten":
-        return None
-    kwargs = {**_without_factory(record.kwargs), "out": sink}
-    for module in (torch, torch._C._nn):
-        candidate = getattr(module, _base_name(record), None)
-        if candidate is not None and _leads_to(candidate, record.args, kwargs, record, out=sink):
-            return candidate  # type: ignore[no-any-return]
-    return None
-
-
-def _base_name(record: OpRecord) -> str:
-    name: str = record.op._schema.name
-    return name.partition("::")[2]
-
-
-def _without_factory(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments that an output given by the caller settles already."""
-    return {key: value for key, value in kwargs.items() if key not in _FACTORY}
-
-
+_HOMES = (torch, torch._C._nn, torch.Tensor)
 _FACTORY = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
-class _Seen(Exception):
-    """Carries what reached the dispatcher, instead of running it."""
+def _same_function(record: OpRecord) -> Callable[..., Any]:
+    """A torch function that does just this operation, or the operation itself."""
+    wanted = _bind(record.op, record.args, record.kwargs)
+    for function in _candidates(record):
+        seen = _first_dispatch(function, record.args, record.kwargs)
+        if seen is not None and seen.op is record.op and _same(seen.given, wanted):
+            return function
+    return record.op  # type: ignore[no-any-return]
 
-    def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
-        self.func, self.args_seen, self.kwargs_seen = func, args, kwargs
-        super().__init__()
+
+def _out_call(record: OpRecord, sinks: tuple[torch.Tensor, ...]) -> Call | None:
+    """The form of the operation that writes into ``sinks``, if there is a function for it."""
+    makes_from_nothing = any(argument.name == "pin_memory" for argument in record.op._schema.arguments)
+    settled = _FACTORY if makes_from_nothing else frozenset()
+    wanted = _without(_bind(record.op, record.args, record.kwargs), settled)
+    kwargs = {**_without(record.kwargs, settled), "out": sinks[0] if len(sinks) == 1 else sinks}
+    for function in _candidates(record):
+        seen = _first_dispatch(function, record.args, kwargs)
+        if seen is None or seen.op.overloadpacket is not record.op.overloadpacket:
+            continue
+        outs = tuple(argument.name for argument in seen.op._schema.arguments if argument.is_out)
+        written = tuple(seen.given[name] for name in outs)
+        if _same(written, sinks) and _same(_without(seen.given, settled.union(outs)), wanted):
+            return Call(function, record.args, kwargs, None)
+    return None
+
+
+def _candidates(record: OpRecord) -> Iterator[Callable[..., Any]]:
+    name = str(record.op._schema.name).partition("::")[2]
+    if record.op.namespace == "aten":
+        found = (getattr(home, name, None) for home in _HOMES)
+        yield from (function for function in found if callable(function))
+
+
+class _Dispatch(NamedTuple):
+    """An operation on its way to be run, and every argument by name."""
+
+    op: Any
+    given: dict[str, Any]
+
+
+class _Stopped(Exception):
+    """Ends a probe before the operation runs."""
 
 
 class _Probe(TorchDispatchMode):
+    seen: _Dispatch | None = None
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _Seen(func, args, kwargs or {})
+        self.seen = _Dispatch(func, _bind(func, args, kwargs or {}))
+        raise _Stopped
 
 
-def _leads_to(
-    candidate: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    record: OpRecord,
-    out: torch.Tensor | None,
-) -> bool:
-    """Would the call dispatch exactly one operation: the recorded one, or its ``out`` form with the same arguments?"""
+def _first_dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Dispatch | None:
+    """What a call would run first; nothing is run. None if the arguments do not suit the function."""
+    probe = _Probe()  # type: ignore[no-untyped-call]
     try:
-        with _Probe():  # type: ignore[no-untyped-call]
-            candidate(*args, **kwargs)
-    except _Seen as seen:
-        if out is None and seen.func is not record.op:
-            return False
-        if seen.func.overloadpacket is not record.op.overloadpacket:
-            return False
-        got = dict(_bind(seen.func, seen.args_seen, seen.kwargs_seen))
-        if out is not None and not any(got.pop(name, None) is out for name in ("out", "result")):
-            return False
-        wanted = dict(_bind(record.op, record.args, record.kwargs))
-        if out is not None:
-            wanted = _without_factory(wanted)
-            got = _without_factory(got)
-        return got.keys() == wanted.keys() and all(_same(got[key], wanted[key]) for key in wanted)
+        with probe:
+            function(*args, **kwargs)
+    except _Stopped:
+        return probe.seen
     except (TypeError, RuntimeError, ValueError):
-        return False
-    return False
+        return None
+    return None
 
 
-def _bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Every argument by name, defaults filled in."""
-    for position, argument in enumerate(op._schema.arguments):
-        if position < len(args):
-            yield argument.name, args[position]
-        elif argument.name in kwargs:
-            yield argument.name, kwargs[argument.name]
-        else:
-            yield argument.name, argument.default_value if argument.has_default_value() else None
+    given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))
+    for argument in op._schema.arguments[len(args) :]:
+        given[argument.name] = kwargs.get(argument.name, argument.default_value)
+    return given
+
+
+def _without(given: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in names}
 
 
 def _same(a: Any, b: Any) -> bool:
+    """The same tensors, and equal numbers of the same type."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     return type(a) is type(b) and bool(a == b)
