@@ -1,0 +1,182 @@
+"""Which attention cases a spec's caps call for: every claim at its ends, and what lies just beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from minisgl_core.plugin_api import AnyValue, Caps, LayerFacts, Phase
+from minisgl_core.registry.matching import kernel_page_size
+
+from .attention import AttentionCase
+from .subject import names_of
+from .values import inside, outside, usual
+
+if TYPE_CHECKING:
+    from .rig import Rig
+    from .subject import Subject
+
+__all__ = ["attention_cases"]
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+HEAD_DIMS: Final = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
+GQA_RATIOS: Final = tuple(range(1, 17))
+PAGE_SIZES: Final = (1, 2, 3, 8, 16, 32, 64, 128, 256)
+ANY_HEAD_DIMS: Final = {True: (64, 80, 256), False: HEAD_DIMS}
+ANY_GQA: Final = {True: (1, 3, 8), False: (1, 2, 3, 4, 5, 6, 7, 8, 16)}
+ANY_PAGES: Final = {True: (1, 3, 16, 64), False: (1, 3, 16, 64, 256)}
+LONG: Final = 4097
+
+
+def attention_cases(subject: Subject, rig: Rig, quick: bool) -> list[AttentionCase]:
+    """All cases, names unique, in a fixed order: inside first."""
+    found: dict[str, AttentionCase] = {}
+    boxes = subject.boxes(rig.facts)
+    for number, box in enumerate(boxes):
+        prefix = f"box{number}/" if len(boxes) > 1 else ""
+        for phase in box.phases:
+            for case in _of_phase(box, phase, quick):
+                found.setdefault(prefix + case.name, replace(case, name=prefix + case.name))
+    for box in boxes:
+        for case in _beyond(box, quick):
+            found.setdefault(case.name, case)
+    return list(found.values())
+
+
+def _base(box: Caps, phase: Phase, dtype: str) -> AttentionCase:
+    kv_dtypes = names_of(box.kv_dtypes, DTYPES)
+    page = usual(box.page_sizes, 16, PAGE_SIZES) or 16
+    dim = usual(box.head_dims, 64, HEAD_DIMS) or 64
+    return AttentionCase(
+        name=f"{phase}/{dtype}",
+        phase=phase,
+        dtype=dtype,
+        kv_dtype="" if dtype in kv_dtypes or not kv_dtypes else kv_dtypes[0],
+        page_size=page,
+        gqa_ratio=usual(box.gqa_ratios, 2, GQA_RATIOS) or 2,
+        head_dim=dim,
+        rows=_ragged(phase, page),
+        layers=(LayerFacts(_scale(dim)),),
+    )
+
+
+def _scale(head_dim: int) -> float:
+    """Larger than usual: a key that is wrongly seen or missed then shows in 16-bit results too."""
+    return float(f"{2.0 * head_dim**-0.5:.4g}")
+
+
+def _ragged(phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
+    """Lengths around one page, 16 and 17; in prefill with and without a cached prefix."""
+    around = tuple(n for n in sorted({1, 2, 15, 16, 17, page - 1, page, page + 1, 2 * page + 3}) if 0 < n < 600)
+    if phase == "decode":
+        return tuple((1, n) for n in around)
+    return (*((n, n) for n in around), (1, 17), (16, 33), (2, page + 2), (page + 1, 2 * page + 1), (70, 130))
+
+
+def _of_phase(box: Caps, phase: Phase, quick: bool) -> Iterator[AttentionCase]:
+    dtypes = names_of(box.dtypes, DTYPES)
+    for dtype in dtypes:
+        yield _base(box, phase, dtype)
+    for place, dtype in enumerate(dtypes):
+        if place and quick:
+            break
+        base = _base(box, phase, dtype)
+        yield from _varied(box, base, quick)
+        yield from _special(box, base, quick)
+    if phase == "decode" and box.graph != "never":
+        yield from _replays(box, dtypes, quick)
+
+
+def _named(base: AttentionCase, what: str, **changes: Any) -> AttentionCase:
+    return replace(base, name=f"{base.name}/{what}", **changes)
+
+
+def _varied(box: Caps, base: AttentionCase, quick: bool) -> Iterator[AttentionCase]:
+    """One declared field at a time, on fewer rows."""
+    rows = _few(base)
+    small = replace(base, rows=rows)
+    for dim in inside(box.head_dims, ANY_HEAD_DIMS[quick], quick):
+        yield _named(small, f"head_dim={dim}", head_dim=dim, layers=(LayerFacts(_scale(dim)),))
+    for ratio in inside(box.gqa_ratios, ANY_GQA[quick], quick):
+        yield _named(small, f"gqa_ratio={ratio}", gqa_ratio=ratio)
+    for page in inside(box.page_sizes, ANY_PAGES[quick], quick):
+        yield _named(base, f"page_size={page}", page_size=page, rows=_ragged(base.phase, page))
+    for kv_dtype in names_of(box.kv_dtypes, DTYPES):
+        if kv_dtype != (base.kv_dtype or base.dtype):
+            yield _named(small, f"kv_dtype={kv_dtype}", kv_dtype=kv_dtype)
+    for heads in (1, 3) if quick else (1, 3, 8):
+        yield _named(small, f"kv_heads={heads}", kv_heads=heads)
+
+
+def _few(base: AttentionCase) -> tuple[tuple[int, int], ...]:
+    if base.phase == "decode":
+        return ((1, 1), (1, 40), (1, 129))
+    return ((33, 33), (1, 18), (40, 129))
+
+
+def _special(box: Caps, base: AttentionCase, quick: bool) -> Iterator[AttentionCase]:
+    scale = base.layers[0].scale
+    rows = _few(base)
+    features = box.features
+    windowed = isinstance(features, AnyValue) or "window" in features
+    capped = isinstance(features, AnyValue) or "softcap" in features
+    if windowed:
+        for window in (1, 16, 100):
+            yield _named(base, f"window={window}", rows=rows, layers=(LayerFacts(scale, window=window),))
+    if capped:
+        yield _named(base, "softcap=2", rows=rows, layers=(LayerFacts(scale, softcap=2.0),))
+    if windowed and capped:
+        yield _named(base, "window=20,softcap=5", rows=rows, layers=(LayerFacts(scale, window=20, softcap=5.0),))
+    others = (LayerFacts(scale / 3), LayerFacts(scale, window=9 if windowed else None), LayerFacts(scale))
+    yield _named(base, "layers", rows=rows, layers=others)
+    yield _named(base, "one_row", rows=rows[-1:])
+    yield _named(base, "huge_scores", rows=rows, layers=(LayerFacts(30.0 * scale),))
+    yield _named(
+        base, "batch=33", rows=tuple((1, 1 + 3 * n) for n in range(33)) if base.phase == "decode" else rows * 11
+    )
+    long = ((1, LONG), (1, 700)) if base.phase == "decode" else ((300, 300), (9 if quick else 300, LONG))
+    yield _named(base, f"length={LONG}", rows=long, kv_heads=1)
+    yield _named(base, "in_flight", check="in_flight", rows=rows)
+    yield _named(base, "growth", check="growth", rows=rows)
+
+
+def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool) -> Iterator[AttentionCase]:
+    for dtype in dtypes[:1] if quick else dtypes:
+        base = replace(_base(box, "decode", dtype), check="replay", rows=((1, 1),))
+        yield _named(base, "replay")
+        for page in inside(box.page_sizes, (1, 16, 64), quick):
+            if page != base.page_size:
+                yield _named(base, f"replay,page_size={page}", page_size=page)
+        if isinstance(box.features, AnyValue) or "window" in box.features:
+            scale = base.layers[0].scale
+            yield _named(base, "replay,window=20", layers=(LayerFacts(scale, window=20), LayerFacts(scale)))
+
+
+def _beyond(box: Caps, quick: bool) -> Iterator[AttentionCase]:
+    """One step outside in one field; callers drop what another box claims."""
+    phase, dtypes = (box.phases or ("decode",))[0], names_of(box.dtypes, DTYPES)
+    base = _base(box, phase, (dtypes or DTYPES)[0])
+    base = replace(base, name="outside", outside=True, rows=_few(base))
+    for dim in outside(box.head_dims, HEAD_DIMS, quick):
+        yield _named(base, f"head_dim={dim}", head_dim=dim, layers=(LayerFacts(_scale(dim)),))
+    for ratio in outside(box.gqa_ratios, GQA_RATIOS, quick):
+        yield _named(base, f"gqa_ratio={ratio}", gqa_ratio=ratio)
+    pages = [page for page in PAGE_SIZES if kernel_page_size(box.page_sizes, page) is None]
+    for page in pages[-1:] if quick else pages:
+        yield _named(base, f"page_size={page}", page_size=page)
+    for dtype in DTYPES:
+        if dtype not in dtypes:
+            yield _named(base, f"dtype={dtype}", dtype=dtype, kv_dtype=dtype)
+    if not isinstance(box.features, AnyValue):
+        scale = base.layers[0].scale
+        if "window" not in box.features:
+            yield _named(base, "window", layers=(LayerFacts(scale, window=8),))
+        if "softcap" not in box.features:
+            yield _named(base, "softcap", layers=(LayerFacts(scale, softcap=2.0),))
+    for other in ("prefill", "decode"):
+        if other not in box.phases:
+            case = replace(base, phase=other)
+            yield _named(case, other, rows=_few(case))
+    if box.graph == "never" and "decode" in box.phases:
+        yield _named(base, "replay", check="replay", phase="decode", rows=((1, 1),))

@@ -1,0 +1,71 @@
+"""What a case is: plain data with a name, that runs against a backend and can be pasted into a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import Caps
+    from minisgl_core.registry.query import Need
+
+    from .rig import Rig
+    from .subject import Subject
+
+__all__ = ["Case", "Finding"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a passed case measured."""
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Worst error by dtype name, as :func:`~minisgl_core.testing.compare.close` measures it."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Case:
+    """A check with its parameters. :meth:`run` returns a :class:`Finding`, or raises: then the backend failed it.
+
+    ``outside``: it lies outside the declared caps, so resolving must refuse it.
+    """
+
+    imports: ClassVar[str] = ""
+    """What a snippet with this case must import beyond ``check`` and the class itself."""
+
+    name: str
+    outside: bool = False
+
+    def run(self, subject: Subject, rig: Rig) -> Finding:
+        """Run against a fresh backend; ``rig`` is active."""
+        raise NotImplementedError
+
+    def need(self, rig: Rig) -> Need | None:
+        """What resolving would ask of the caps; None for cases that caps say nothing about."""
+        return None
+
+    def __repr__(self) -> str:
+        """Python that makes it again; fields at their defaults are left out."""
+        shown = [
+            f"{item.name}={value!r}"
+            for item in fields(self)
+            if (value := getattr(self, item.name)) != item.default and item.name != "outside"
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def snippet(self, subject: Subject, device: str) -> str:
+        """A program that runs just this case."""
+        target = repr(subject.label) if subject.installed else "SPEC"
+        comment = "" if subject.installed else "  # SPEC: your BackendSpec"
+        lines = [f"from minisgl_core.testing import {type(self).__name__}, check", *filter(None, [self.imports])]
+        return "\n".join([*lines, f"check({target}, {self!r}, device={device!r}){comment}"])
+
+
+def box_of(subject: Subject, case: Case, rig: Rig) -> Caps | None:
+    """The box of caps that a case lies in; None outside."""
+    from minisgl_core.registry.matching import match
+
+    need = case.need(rig)
+    return None if need is None else match(subject.spec, need)[0]

@@ -1,0 +1,127 @@
+"""What every backend of every role owes: clean imports, sound caps, options that are checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from minisgl_core.errors import ConfigError
+from minisgl_core.plugin_api import OP_NAMES, AnyValue, Caps, Role
+from minisgl_core.registry import build, load_class
+from minisgl_core.registry.imports import import_object
+
+from .case import Case, Finding
+from .compare import Mismatch, expect
+
+if TYPE_CHECKING:
+    from .rig import Rig
+    from .subject import Subject
+
+__all__ = ["ContractCase", "contract_cases"]
+
+HEAVY: Final = ("torch", "triton", "flashinfer", "flash_attn", "flash_attn_interface", "pydantic", "transformers")
+"""What a plugin's entry module may not pull in: discovery imports it in every command, ``minisgl plugins`` included."""
+
+_IMPORT = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+print(json.dumps([name for name in json.loads(sys.argv[2]) if name in sys.modules]))
+"""
+
+_ASKED: Final[dict[Role, tuple[str, ...]]] = {
+    "attention": ("dtypes", "kv_dtypes", "head_dims", "gqa_ratios", "page_sizes", "kv_layouts", "phases"),
+    "kv": ("dtypes", "kv_dtypes", "head_dims", "page_sizes", "kv_layouts"),
+    "moe": ("dtypes",),
+    "ops": ("dtypes", "ops"),
+    "linear": ("dtypes", "formats"),
+    "comm": ("dtypes",),
+}
+"""Fields that resolving asks each role about: one that is left empty makes a box that nothing fits."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ContractCase(Case):
+    """One duty that does not depend on the role's arithmetic."""
+
+    check: Literal["imports", "caps", "methods", "options"]
+
+    def run(self, subject: Subject, rig: Rig) -> Finding:
+        note: str = getattr(self, f"_{self.check}")(subject, rig) or ""
+        return Finding(note=note)
+
+    def _imports(self, subject: Subject, rig: Rig) -> str:
+        """In a fresh process, the plugin's entry module (or the factory's top package) imports nothing heavy."""
+        module = subject.module or subject.spec.factory.partition(":")[0].partition(".")[0]
+        if not subject.module and module == subject.spec.factory.partition(":")[0]:
+            return "the factory lives in a module of its own: no package to import"
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_IMPORT}", module, json.dumps(HEAVY)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        expect(done.returncode == 0, f"importing {module} fails: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        heavy = json.loads(done.stdout.strip().splitlines()[-1])
+        expect(
+            not heavy, f"importing {module} imports {', '.join(heavy)}: import them inside functions or in the factory"
+        )
+        return ""
+
+    def _caps(self, subject: Subject, rig: Rig) -> None:
+        """Every box is one that something can fit."""
+        expect(bool(subject.spec.caps), "the spec declares no caps: nothing is supported")
+        for number, box in enumerate(subject.spec.caps):
+            for name in ("devices", *_ASKED.get(subject.spec.role, ())):
+                expect(
+                    _declared(getattr(box, name)), f"box {number} of the caps leaves `{name}` empty: nothing fits it"
+                )
+            if "cuda" in _listed(box.devices) and not isinstance(box.sm, AnyValue):
+                low, high = box.sm
+                expect(low <= high, f"box {number} declares no compute capability: sm={box.sm}")
+            _check_op_box(box, number)
+
+    def _methods(self, subject: Subject, rig: Rig) -> None:
+        """The factory can be imported and has every method of its role."""
+        boxes: list[Caps | None] = [*subject.boxes(rig.facts)]
+        for box in boxes or [None]:
+            load_class(subject.choice(box))
+
+    def _options(self, subject: Subject, rig: Rig) -> None:
+        """Options have defaults; an unknown one is refused by name."""
+        if subject.spec.options is not None:
+            import_object(subject.spec.options).model_validate({})
+        unknown = "no_such_option"
+        try:
+            build(subject.choice(options={unknown: 1}), None)  # refused before anything is constructed
+        except ConfigError as error:
+            name = f"{subject.spec.role}:{subject.spec.name}"
+            expect(name in str(error), f"the error about an unknown option does not name {name}: {error}")
+            return
+        raise Mismatch(f"the unknown option {unknown!r} is accepted")
+
+
+def contract_cases() -> list[Case]:
+    """The same four for every role."""
+    return [
+        ContractCase(name="contract/imports", check="imports"),
+        ContractCase(name="contract/caps", check="caps"),
+        ContractCase(name="contract/methods", check="methods"),
+        ContractCase(name="contract/options", check="options"),
+    ]
+
+
+def _declared(value: Any) -> bool:
+    return isinstance(value, AnyValue) or (value is not None and value != ())
+
+
+def _listed(names: Any) -> tuple[str, ...]:
+    return () if isinstance(names, AnyValue) else tuple(names)
+
+
+def _check_op_box(box: Caps, number: int) -> None:
+    unknown = [name for name in box.ops if name not in OP_NAMES]
+    expect(not unknown, f"box {number} offers operations that do not exist: {', '.join(unknown)}")

@@ -1,0 +1,43 @@
+"""The roles' arithmetic in float64, written from its definition and from no backend.
+
+Shapes: M new tokens, N tokens in all, H query heads, K kv heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import LayerFacts
+
+__all__ = ["attention"]
+
+_ROWS_AT_ONCE = 512
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, facts: LayerFacts) -> torch.Tensor:
+    """The last M of N positions of one sequence: q (M, H, D), k and v (N, K, D) -> float64 (M, H, D).
+
+    Query head h reads kv head h // (H / K). Position i sees the keys up to i, or the last ``window`` of those; scores
+    are scaled, then softcapped: c * tanh(s / c).
+    """
+    new, heads, _ = q.shape
+    total, kv_heads, _ = k.shape
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    keys = torch.arange(total, device=q.device)
+    for head in range(heads):
+        own = head // (heads // kv_heads)
+        one_k, one_v = k[:, own].to(torch.float64), v[:, own].to(torch.float64)
+        for begin in range(0, new, _ROWS_AT_ONCE):
+            end = min(begin + _ROWS_AT_ONCE, new)
+            scores = q[begin:end, head].to(torch.float64) @ one_k.T * facts.scale
+            if facts.softcap is not None:
+                scores = facts.softcap * torch.tanh(scores / facts.softcap)
+            at = torch.arange(total - new + begin, total - new + end, device=q.device)[:, None]
+            hidden = keys > at
+            if facts.window is not None:
+                hidden |= keys < at - facts.window + 1
+            out[begin:end, head] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ one_v
+    return out

@@ -1,0 +1,165 @@
+"""The device that cases run on: its platform, capture on it, and how much memory is in use."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest import SkipTest
+
+import torch
+
+from minisgl_core.builtin.platform import CpuPlatform, CudaPlatform
+from minisgl_core.plugin_api import GraphSetup, StepOutput
+from minisgl_core.registry import Choice, DeviceFacts, build, detect_device, discover
+from minisgl_core.registry.imports import import_object
+from minisgl_core.registry.matching import match
+from minisgl_core.registry.query import Need
+from minisgl_core.registry.requirements import Installed, check_requirements
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import BatchLike, BatchView, Phase, Platform
+
+__all__ = ["Captured", "KitBatch", "Rig", "dtype_named"]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """``"bfloat16"`` -> ``torch.bfloat16``"""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+@dataclass(slots=True)
+class KitBatch:
+    """The part of a batch that plugins may use, as the core fills it."""
+
+    phase: Phase
+    size: int
+    padded_size: int
+    view: BatchView
+    positions: torch.Tensor
+    out_loc: torch.Tensor
+    captured: bool = False
+    mode: Any = "greedy"
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A recorded step: ``outputs`` keep their addresses, each replay fills them."""
+
+    outputs: tuple[torch.Tensor, ...]
+    replay: Callable[[], None]
+    close: Callable[[], None]
+
+
+class Rig:
+    """One device. Everything that a case does to it goes through the platform, as in the engine."""
+
+    def __init__(self, device: str = "auto") -> None:
+        self.facts: DeviceFacts = detect_device(device)
+        self.platform: Platform = CudaPlatform(0) if self.facts.kind == "cuda" else CpuPlatform()
+        self.device = self.platform.device
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The engine's stream and inference mode; float32 products at full precision."""
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        self.platform.activate()
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Random numbers from the host, so that a case has the same data on every device."""
+        return torch.Generator().manual_seed(seed)
+
+    def capture(self, step: Callable[[], tuple[torch.Tensor, ...]], batch: BatchLike | None = None) -> Captured:
+        """Record ``step``: by the platform if it can, else by an installed graph runner for this device.
+
+        ``batch``: what graph runners are to see; None = one without rows. Raises :class:`unittest.SkipTest` where
+        nothing can capture.
+        """
+        if self.platform.can_capture():
+            for _ in range(2):  # kernels are compiled and workspaces allocated before the capture
+                step()
+            self.platform.synchronize()
+            graph, outputs, _ = self.platform.capture(step, None)
+            return Captured(outputs, graph.replay, graph.close)
+        host = _StepHost(step, batch or _no_rows(self.device))
+        setup = GraphSetup(self.platform, self.device, host, (host.batch.padded_size,), ("greedy",), 1)
+        runner = build(_capturing_runner(self.facts), setup)
+        runner.capture()
+        return Captured(host.outputs, lambda: runner.replay(host.batch), runner.close)
+
+    def allocated(self) -> int:
+        """Bytes of tensors in use. On a CPU: of all tensors that Python can reach."""
+        if self.device.type != "cpu":
+            self.platform.synchronize()
+            return torch.accelerator.memory_allocated(self.device)
+        gc.collect()
+        storages = {}
+        for item in gc.get_objects():
+            if issubclass(type(item), torch.Tensor) and item.device.type == "cpu" and item.layout == torch.strided:
+                storage = item.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+        return sum(storages.values())
+
+
+class _StepHost:
+    """The host of a graph runner that knows one step of one size."""
+
+    def __init__(self, step: Callable[[], tuple[torch.Tensor, ...]], batch: BatchLike) -> None:
+        self._step, self.batch = step, batch
+        self.outputs: tuple[torch.Tensor, ...] = ()
+
+    def step(self, batch: Any) -> StepOutput:
+        self.outputs = self._step()
+        return StepOutput(self.outputs[0], self.outputs[-1])
+
+    def make_capture_batch(self, size: int, mode: Any) -> Any:
+        return self.batch
+
+    def prepare_replay(self, batch: Any) -> None:
+        """The case itself calls the backend's."""
+
+    def input_buffers(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def expected_inputs(self, batch: Any) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+        return {}
+
+
+def _no_rows(device: torch.device) -> KitBatch:
+    none = torch.empty(0, dtype=torch.int32, device=device)
+    return KitBatch("decode", 1, 1, None, none, none, captured=True)  # type: ignore[arg-type]  # not attention's
+
+
+def _capturing_runner(device: DeviceFacts) -> Choice:
+    """An installed graph runner that can capture on this device, with its strict checks on if it has any."""
+    offers = [
+        item
+        for item in discover().candidates("graph")
+        if match(item.spec, Need(device=device, capture=True))[0] is not None
+        and not check_requirements(item.spec, Installed())
+    ]
+    if not offers:
+        raise SkipTest(f"no installed graph runner captures on {device}; minisgl-cpu-sim has one for the CPU")
+    chosen = min(offers, key=lambda item: item.spec.tier)
+    spec = chosen.spec
+    strict = spec.options is not None and "strict" in import_object(spec.options).model_fields
+    return Choice(
+        role="graph",
+        name=spec.name,
+        variant=spec.variant,
+        distribution=chosen.distribution,
+        version=chosen.version,
+        factory=spec.factory,
+        options_model=spec.options,
+        options={"strict": True} if strict else {},
+    )

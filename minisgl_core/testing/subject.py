@@ -1,0 +1,129 @@
+"""The backend under test: a spec, where it comes from, and building it as the core does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minisgl_core.errors import BackendError, UsageError
+from minisgl_core.plugin_api import ROLES, AnyValue, BackendSpec, Caps, Role
+from minisgl_core.registry import Candidate, Choice, DeviceFacts, Registry, build, discover
+from minisgl_core.registry.matching import match
+from minisgl_core.registry.query import Need
+from minisgl_core.registry.ranking import selects
+from minisgl_core.registry.requirements import Installed, check_requirements
+
+__all__ = ["Subject"]
+
+NOT_INSTALLED = "not-installed"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One backend. A spec that no installed plugin offers has the distribution ``not-installed``."""
+
+    spec: BackendSpec
+    distribution: str = NOT_INSTALLED
+    version: str = "0"
+    module: str = ""
+    """The plugin's entry module; empty if it is not installed."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        what: BackendSpec | str,
+        device: DeviceFacts,
+        *,
+        role: Role | None = None,
+        options: Mapping[str, Any] | None = None,
+        registry: Registry | None = None,
+    ) -> Subject:
+        """From a spec, or from ``ROLE:NAME[/variant][@distribution]`` of an installed plugin (the role may be left out
+        if ``role`` is given). A name means its first variant that runs on this device.
+
+        Raises :class:`UsageError` for a name that nobody offers, :class:`BackendError` with all reasons if no variant
+        can run here.
+        """
+        if isinstance(what, BackendSpec):
+            return cls(what, options=options or {})
+        before, colon, name = what.rpartition(":")
+        found_role = before if colon else role
+        if found_role not in ROLES:
+            raise UsageError(
+                f"{what!r} names no role", field="backend", value=what, remedy="write such as attention:fa"
+            )
+        registry = registry or discover()
+        offers = sorted(
+            (item for item in registry.candidates(found_role) if selects(name, item)), key=lambda item: item.index
+        )
+        if not offers:
+            known = ", ".join(sorted({item.spec.name for item in registry.candidates(found_role)}))
+            raise UsageError(
+                f"no installed plugin offers {what!r}",
+                field="backend",
+                value=what,
+                remedy=f"there are {known or 'none'}",
+            )
+        refusals = {item.label: _refusal(item.spec, device) for item in offers}
+        fitting = [item for item in offers if not refusals[item.label]]
+        if not fitting:
+            reasons = "; ".join(f"{label}: {', '.join(found)}" for label, found in refusals.items())
+            raise BackendError(f"{what} cannot run here: {reasons}", field="backend", value=what)
+        return cls._from(fitting[0], registry, options or {})
+
+    @classmethod
+    def _from(cls, offer: Candidate, registry: Registry, options: Mapping[str, Any]) -> Subject:
+        record = next(p for p in registry.plugins if any(item.key == offer.key for item in p.candidates))
+        module = record.entry_point.partition("=")[2].strip()
+        return cls(offer.spec, offer.distribution, offer.version, module, options)
+
+    @property
+    def installed(self) -> bool:
+        return self.distribution != NOT_INSTALLED
+
+    @property
+    def label(self) -> str:
+        """Such as ``attention:fa/fa3@minisgl-fa``: understood by :meth:`of` if it is installed."""
+        variant = f"/{self.spec.variant}" if self.spec.variant else ""
+        origin = f"@{self.distribution}" if self.installed else ""
+        return f"{self.spec.role}:{self.spec.name}{variant}{origin}"
+
+    def boxes(self, device: DeviceFacts) -> list[Caps]:
+        """The boxes of its caps that speak of this device."""
+        need = Need(device=device)
+        return [box for box in self.spec.caps if match(_with(self.spec, box), need)[0] is not None]
+
+    def choice(self, box: Caps | None = None, options: Mapping[str, Any] | None = None) -> Choice:
+        """As a plan would hold it."""
+        spec = self.spec
+        return Choice(
+            role=spec.role,
+            name=spec.name,
+            variant=spec.variant,
+            distribution=self.distribution,
+            version=self.version,
+            factory=spec.factory,
+            options_model=spec.options,
+            options=self.options if options is None else options,
+            ops=() if box is None else box.ops,
+        )
+
+    def build(self, setup: object, box: Caps | None = None) -> Any:
+        """``Class(setup, options)``, its methods checked; raises as :func:`minisgl_core.registry.build` does."""
+        return build(self.choice(box), setup)
+
+
+def names_of(declared: tuple[str, ...] | AnyValue, everything: tuple[str, ...]) -> tuple[str, ...]:
+    """A declared list of names, ``ANY`` written out."""
+    return everything if isinstance(declared, AnyValue) else declared
+
+
+def _with(spec: BackendSpec, box: Caps) -> BackendSpec:
+    return BackendSpec(role=spec.role, name=spec.name, factory=spec.factory, caps=(box,))
+
+
+def _refusal(spec: BackendSpec, device: DeviceFacts) -> list[str]:
+    reasons = [str(reason) for reason in check_requirements(spec, Installed())]
+    return reasons + [str(reason) for reason in match(spec, Need(device=device))[1]]
