@@ -33,9 +33,8 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "chat": CommandEntry("minisgl_core.cli.chat", "Talk with a model in the terminal."),
     "plugins": CommandEntry("minisgl_core.cli.plugins", "What is installed: plugins, their backends, their failures."),
     "explain": CommandEntry("minisgl_core.cli.explain", "What would run here, and why not the others."),
-    "demo-model": CommandEntry(
-        "minisgl_core.cli.demo_model", "Fetch the demo model, check it, print its path."
-    ),
+    "verify": CommandEntry("minisgl_core.cli.verify", "Does a backend do what its contract says and its caps claim?"),
+    "demo-model": CommandEntry("minisgl_core.cli.demo_model", "Fetch the demo model, check it, print its path."),
 }
 """Every command, in the order of the help."""
 

@@ -7,6 +7,7 @@ from .attention import AttentionCase
 from .case import Case, Finding
 from .compare import TOLERANCE, Mismatch
 from .contract import ContractCase
+from .report import Report, verify
 from .rig import Rig
 from .run import Outcome, check, run_case, run_cases
 from .subject import Subject
@@ -21,6 +22,7 @@ __all__ = [
     "Finding",
     "Mismatch",
     "Outcome",
+    "Report",
     "Rig",
     "Subject",
     "Suite",
@@ -28,4 +30,5 @@ __all__ = [
     "check",
     "run_case",
     "run_cases",
+    "verify",
 ]

@@ -1,0 +1,119 @@
+"""``minisgl verify``: the conformance kit on this machine, and its report card."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from .output import json_option, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from minisgl_core.testing import Report
+
+__all__ = ["command"]
+
+
+@click.command(name="verify")
+@click.argument("backend", metavar="ROLE:NAME[/VARIANT][@DISTRIBUTION]")
+@click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), default="auto")
+@click.option("--quick", is_flag=True, help="Fewer values per claim.")
+@click.option("--case", "only", default="", metavar="TEXT", help="Only cases whose name holds TEXT.")
+@json_option
+def command(backend: str, device: str, quick: bool, only: str, as_json: bool) -> int:
+    """Does a backend do what its role's contract says and its caps claim?
+
+    Every claim is tried at its ends; what lies just outside must be refused. Exits with 1 if a case fails.
+    """
+    from rich.progress import Progress
+
+    from minisgl_core.testing import Rig, Subject, verify
+
+    rig = Rig(device)
+    subject = Subject.of(backend, rig.facts)
+    with Progress(transient=True, disable=not sys.stderr.isatty(), console=_console(stderr=True)) as bar:
+        task = bar.add_task(subject.label)
+        report = verify(
+            subject,
+            rig,
+            quick=quick,
+            only=only,
+            started=lambda total: bar.update(task, total=total),
+            finished=lambda outcome: bar.update(task, advance=1, description=outcome.name),
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report, _console())
+    return 0 if report.passed else 1
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False)
+
+
+def _print(report: Report, console: Console) -> None:
+    for outcome in report.of_status("failed"):
+        console.print(f"FAILED {outcome.name}", style="bold red")
+        console.print(f"  {outcome.detail}")
+        console.print("  " + outcome.snippet.replace("\n", "\n  ") + "\n", style="dim")
+    for outcome in report.of_status("note"):
+        console.print(f"note: {outcome.name}: {outcome.detail}", style="yellow")
+    console.print(_summary(report))
+    console.print(_groups(report))
+    if report.speeds:
+        console.print(_speeds(report))
+    counts = report.counts()
+    verdict = "PASSED" if report.passed else "FAILED"
+    parts = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "note", "skipped"))
+    console.print(f"{verdict}: {parts}, {report.seconds:.1f} s", style="green" if report.passed else "bold red")
+
+
+def _summary(report: Report) -> object:
+    from rich.table import Table
+
+    table = Table(title=report.backend, show_header=False, title_justify="left")
+    sm = f" sm{report.device['sm']}" if report.device["sm"] else ""
+    table.add_row("device", f"{report.device['kind']}{sm} {report.device['name']}".rstrip())
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items()))
+    for dtype, (error, case) in report.worst_errors().items():
+        table.add_row(f"worst error, {dtype}", f"{error:.2e} in {case}" if error else "exact")
+    if report.finite_tail:
+        table.add_row("finite_tail", "unused tails of pages held zeros; whole foreign pages held NaN")
+    return table
+
+
+def _groups(report: Report) -> object:
+    from rich.table import Table
+
+    columns = ("passed", "failed", "note", "skipped")
+    groups: dict[str, dict[str, int]] = {}
+    for outcome in report.outcomes:
+        name = "/".join(outcome.name.split("/")[:2]) if "/" in outcome.name else outcome.name
+        name = name if not name.startswith(("contract", "outside")) else name.partition("/")[0]
+        counts = groups.setdefault(name, dict.fromkeys(columns, 0))
+        counts[outcome.status] += 1
+    table = Table("cases", *columns)
+    for name, counts in groups.items():
+        table.add_row(name, *(str(counts[column] or "") for column in columns))
+    return table
+
+
+def _speeds(report: Report) -> object:
+    from rich.table import Table
+
+    table = Table("speed", "achieved", "this machine's limit", "share", "time")
+    for speed in report.speeds:
+        table.add_row(
+            speed.label,
+            f"{speed.achieved:.4g} {speed.kind}",
+            f"{speed.limit:.4g} {speed.kind}",
+            f"{100 * speed.achieved / speed.limit:.0f} %",
+            f"{speed.microseconds:.1f} us",
+        )
+    return table

@@ -1,0 +1,165 @@
+"""The report card of one backend on one machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minisgl_core import __version__
+from minisgl_core.plugin_api import AnyValue, BackendSpec
+
+from .outside import Outsider
+from .run import Outcome, run_cases
+from .speed import Speed, measure
+from .suite import cases_of
+
+if TYPE_CHECKING:
+    from .case import Case
+    from .rig import Rig
+    from .subject import Subject
+
+__all__ = ["Report", "verify"]
+
+OUTSIDE_TIMEOUT_S = 300.0
+"""For one case in the throw-away process; the first may compile kernels."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``minisgl verify`` found."""
+
+    backend: str
+    spec: BackendSpec
+    device: dict[str, Any]
+    versions: dict[str, str]
+    outcomes: tuple[Outcome, ...]
+    speeds: tuple[Speed, ...]
+    quick: bool
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """No case failed, and some passed."""
+        counts = self.counts()
+        return not counts["failed"] and bool(counts["passed"])
+
+    def counts(self) -> Counter[str]:
+        """Cases by status."""
+        return Counter(outcome.status for outcome in self.outcomes)
+
+    def of_status(self, status: str) -> list[Outcome]:
+        """The outcomes of one status."""
+        return [outcome for outcome in self.outcomes if outcome.status == status]
+
+    def worst_errors(self) -> dict[str, tuple[float, str]]:
+        """By dtype: (the worst error, the case that has it)."""
+        worst: dict[str, tuple[float, str]] = {}
+        for outcome in self.outcomes:
+            for dtype, error in outcome.errors.items():
+                worst[dtype] = max(worst.get(dtype, (0.0, "")), (error, outcome.name))
+        return worst
+
+    @property
+    def finite_tail(self) -> bool:
+        """Does it rely on the unused tail of a page being finite? Then that tail was zero, not NaN."""
+        return any(box.finite_tail for box in self.spec.caps)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        counts = self.counts()
+        return {
+            "backend": self.backend,
+            "passed": self.passed,
+            "quick": self.quick,
+            "device": self.device,
+            "versions": self.versions,
+            "spec": _plain(asdict(self.spec)),
+            "finite_tail": self.finite_tail,
+            "cases": {"run": len(self.outcomes), **{s: counts[s] for s in ("passed", "failed", "note", "skipped")}},
+            "worst_errors": {k: {"error": e, "case": name} for k, (e, name) in self.worst_errors().items()},
+            "speeds": [speed.to_json() for speed in self.speeds],
+            "outcomes": [outcome.to_json() for outcome in self.outcomes],
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def verify(
+    subject: Subject,
+    rig: Rig,
+    *,
+    quick: bool = False,
+    only: str = "",
+    started: Callable[[int], None] | None = None,
+    finished: Callable[[Outcome], None] | None = None,
+) -> Report:
+    """Run every case of this backend's role and caps (those whose name holds ``only``), and time it.
+
+    ``started`` hears how many cases there are, ``finished`` of each as it ends.
+    """
+    began = time.perf_counter()
+    cases = [case for case in cases_of(subject, rig, quick=quick) if only in case.name]
+    if started is not None:
+        started(len(cases))
+    outcomes = _run(subject, cases, rig, finished)
+    speeds: Sequence[Speed] = ()
+    if not only and all(outcome.status != "failed" for outcome in outcomes):
+        speeds = measure(subject, rig, quick)
+    return Report(
+        backend=subject.label,
+        spec=subject.spec,
+        device={"kind": rig.facts.kind, "sm": rig.facts.sm, "name": rig.facts.name or platform.processor()},
+        versions=_versions(subject, rig),
+        outcomes=tuple(outcomes),
+        speeds=tuple(speeds),
+        quick=quick,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _run(
+    subject: Subject, cases: Sequence[Case], rig: Rig, finished: Callable[[Outcome], None] | None
+) -> list[Outcome]:
+    def heard(outcome: Outcome) -> bool:
+        if finished is not None:
+            finished(outcome)
+        return False
+
+    outsider = Outsider(OUTSIDE_TIMEOUT_S)
+    try:
+        return run_cases(subject, cases, rig, outsider=outsider, finished=heard)
+    finally:
+        outsider.close()
+
+
+def _versions(subject: Subject, rig: Rig) -> dict[str, str]:
+    versions = {"minisgl-core": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    if subject.installed:
+        versions[subject.distribution] = subject.version
+    if rig.facts.driver:
+        versions["driver"] = rig.facts.driver
+    for name in ("triton", "flashinfer-python", "flash-attn", "flash-attn-3", "apache-tvm-ffi"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _plain(value: Any) -> Any:
+    """A spec's fields as JSON knows them."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, AnyValue):
+        return "ANY"
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
