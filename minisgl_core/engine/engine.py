@@ -130,6 +130,13 @@ class Engine:
             source = open_source(self.config.model_path)
             try:
                 tied = head_is_tied(source, self.model_config.tie_word_embeddings)
+                if tied != self.model_config.tie_word_embeddings and self.tp.is_primary:
+                    logger.warning(
+                        "config.json and the checkpoint disagree about `tie_word_embeddings`: the output head is %s",
+                        "the embedding, as there is no lm_head.weight"
+                        if tied
+                        else "the checkpoint's own lm_head.weight",
+                    )
                 self.model.tie_head(tied)
                 slots = self.model.slots("", source.names())
                 unused = ("lm_head.weight",) if tied else ()

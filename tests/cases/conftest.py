@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,5 +33,5 @@ def random_prompt() -> Callable[..., list[int]]:
 
 
 @pytest.fixture(params=[True, False], ids=["overlap", "plain"])
-def overlap(request: pytest.FixtureRequest) -> Iterator[bool]:
-    yield request.param
+def overlap(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
