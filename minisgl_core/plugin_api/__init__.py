@@ -5,6 +5,7 @@ from .batch import BatchLike, BatchView, KVPool, StepOutput
 from .comm import CommSetup, Communicator
 from .graph import GraphHost, GraphRunner, GraphSetup, PoisonHost, padded_size
 from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
+from .kernels import KernelLibrary
 from .kv import KVKernels, KVSetup
 from .linear import LinearBackend, LinearSetup
 from .moe import MoEExecutor, MoESetup
@@ -54,6 +55,7 @@ __all__ = [
     "KVKernels",
     "KVPool",
     "KVSetup",
+    "KernelLibrary",
     "LayerFacts",
     "LayerOps",
     "LinearBackend",

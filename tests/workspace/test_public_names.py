@@ -44,6 +44,7 @@ PINNED = {
         "KVKernels",
         "KVPool",
         "KVSetup",
+        "KernelLibrary",
         "LayerFacts",
         "LayerOps",
         "LinearBackend",

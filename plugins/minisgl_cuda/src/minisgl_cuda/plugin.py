@@ -45,7 +45,6 @@ def minisgl_graph_runners() -> list[BackendSpec]:
             role="graph",
             name="cuda",
             factory="minisgl_cuda.graph:CudaGraphRunner",
-            requires=("import:minisgl_cuda.graph",),
             caps=(Caps(devices=("cuda",), sm=_SM, graph="always"),),
             tier=10,
             summary="CUDA graph runner",
@@ -117,7 +116,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
             role="ops",
             name="cuda",
             factory="minisgl_cuda.ops:CudaOps",
-            requires=("import:minisgl_cuda.ops",),
+            requires=("import:triton",),
             caps=(
                 Caps(
                     devices=("cuda",),
@@ -128,7 +127,14 @@ def minisgl_layer_ops() -> list[BackendSpec]:
                     page_sizes=ANY,
                     kv_layouts=("NHD",),
                     graph="always",
-                    ops=("rms_norm", "add_rms_norm", "qk_norm_rope_store", "act_and_mul", "sample"),
+                    ops=(
+                        "rms_norm",
+                        "add_rms_norm",
+                        "allreduce_add_rms_norm",
+                        "qk_norm_rope_store",
+                        "act_and_mul",
+                        "sample",
+                    ),
                     per_row_seed=True,
                 ),
             ),

@@ -1,0 +1,1 @@
+"""Fused layer operations in Triton. Shapes as in ``plugin_api.ops``."""
