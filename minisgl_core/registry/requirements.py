@@ -68,11 +68,17 @@ class Installed:
 
 
 def check_requirements(spec: BackendSpec, environment: Environment | None) -> list[Reason]:
-    """One reason for each unmet item of ``spec.requires``. Environment None, a machine elsewhere, meets them all."""
-    if environment is None:
-        return []
+    """One reason for each unmet item of ``spec.requires``.
+
+    Environment None is a machine elsewhere, which may have anything but what the plugin's own distribution lacks.
+    """
     reasons = []
-    for item in spec.requires:
+    wanted = spec.requires
+    if environment is None:
+        own = spec.factory.partition(":")[0].partition(".")[0]
+        wanted = tuple(i for i in wanted if isinstance(i, str) and i.startswith(f"import:{own}."))
+        environment = Installed()
+    for item in wanted:
         alternatives = (item,) if isinstance(item, str) else item
         failed = [reason for one in alternatives if (reason := _check(one, environment)) is not None]
         if len(failed) < len(alternatives):
