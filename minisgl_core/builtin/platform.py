@@ -31,6 +31,7 @@ class CpuPlatform:
     """Synchronous execution in the calling thread."""
 
     name = "cpu"
+    sm = 0
 
     def __init__(self, device_index: int = 0) -> None:
         self.device = torch.device("cpu")
@@ -43,6 +44,9 @@ class CpuPlatform:
 
     def wait_event(self, event: Any) -> None:
         pass
+
+    def stream_handle(self) -> int:
+        return 0
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
@@ -102,6 +106,8 @@ class CudaPlatform:
     def __init__(self, device_index: int = 0) -> None:
         self.device = torch.device("cuda", device_index)
         torch.cuda.set_device(self.device)
+        major, minor = torch.cuda.get_device_capability(self.device)
+        self.sm = 10 * major + minor
         self._stream = torch.cuda.Stream(self.device)
         self._side = torch.cuda.Stream(self.device)
 
@@ -114,6 +120,9 @@ class CudaPlatform:
 
     def wait_event(self, event: Any) -> None:
         torch.cuda.current_stream(self.device).wait_event(event)
+
+    def stream_handle(self) -> int:
+        return torch.cuda.current_stream(self.device).cuda_stream
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:

@@ -111,7 +111,9 @@ class Setups:
 
     def kv(self) -> KVSetup:
         page = self._plan.page_size
-        return KVSetup(self._device, self._dtype, self._dtype, page, self.kv_heads, self._model.head_dim)
+        return KVSetup(
+            self._device, self._dtype, self._dtype, page, self.kv_heads, self._model.head_dim, self._platform
+        )
 
     def linear(self) -> LinearSetup:
         return LinearSetup(self._device, self._dtype, self._config.max_prefill_tokens)

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from .platform import Platform
+
 __all__ = ["KVKernels", "KVSetup"]
 
 
@@ -22,6 +24,8 @@ class KVSetup:
     page_size: int
     kv_heads: int
     head_dim: int
+    platform: Platform | None = None
+    """Kernels that are launched outside torch ask it for the stream; absent only where a backend is driven by hand."""
 
 
 class KVKernels(Protocol):

@@ -44,6 +44,8 @@ class Platform(Protocol):
 
     name: str
     device: torch.device
+    sm: int
+    """Compute capability such as 90; 0 where there is none."""
 
     def activate(self) -> None:
         """Make the device and the engine's stream current on this thread."""
@@ -53,6 +55,10 @@ class Platform(Protocol):
 
     def wait_event(self, event: Event) -> None:
         """Make the current stream wait for an event."""
+        ...
+
+    def stream_handle(self) -> int:
+        """The current stream as the number that launchers outside torch take; 0 where there are no streams."""
         ...
 
     def side_stream(self) -> AbstractContextManager[None]:
