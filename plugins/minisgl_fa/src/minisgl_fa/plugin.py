@@ -1,11 +1,11 @@
 """What minisgl-fa offers: plain records, nothing heavy is imported here.
 
 One name, three variants: which FlashAttention serves a device follows from the device and from what is installed.
-This release holds the specs and not yet the code that calls FlashAttention. Every spec therefore also requires the
-module of its own factory: as long as that module is not shipped, resolving refuses the backend and says so.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, MultipleOf, OneOf, PluginInfo, hookimpl
 
@@ -17,12 +17,11 @@ __all__ = [
 MINISGL_PLUGIN = PluginInfo(name="fa", api={"attention": ">=1,<2"})
 
 _HALF = ("bfloat16", "float16")
+_OPTIONS = "minisgl_fa.options:FlashAttentionOptions"
 
 _FA3 = Caps(
     devices=("cuda",),
     sm=(90, 90),
-    dtypes=_HALF,
-    kv_dtypes=_HALF,
     head_dims=OneOf(64, 128, 192, 256),
     gqa_ratios=ANY,
     page_sizes=ANY,
@@ -30,13 +29,11 @@ _FA3 = Caps(
     phases=("prefill", "decode"),
     graph="decode",
     features=frozenset({"window"}),
-    finite_tail=True,  # whole pages are loaded and the masked part is multiplied by zero
+    finite_tail=True,  # prefill over large pages loads them whole and multiplies the masked part by zero
 )
 _FA4 = Caps(
     devices=("cuda",),
     sm=(100, 100),
-    dtypes=_HALF,
-    kv_dtypes=_HALF,
     head_dims=OneOf(64, 128),
     gqa_ratios=ANY,
     page_sizes=OneOf(128),
@@ -49,8 +46,6 @@ _FA4 = Caps(
 _FA2 = Caps(
     devices=("cuda",),
     sm=(80, 89),
-    dtypes=_HALF,
-    kv_dtypes=_HALF,
     head_dims=OneOf(32, 64, 80, 96, 128, 160, 192, 224, 256),
     gqa_ratios=ANY,
     page_sizes=MultipleOf(256),
@@ -59,6 +54,11 @@ _FA2 = Caps(
     graph="decode",
     features=frozenset({"window", "softcap"}),
 )
+
+
+def _per_dtype(caps: Caps) -> tuple[Caps, ...]:
+    """Queries and cache must be of one dtype."""
+    return tuple(replace(caps, dtypes=(dtype,), kv_dtypes=(dtype,)) for dtype in _HALF)
 
 
 @hookimpl
@@ -70,8 +70,9 @@ def minisgl_attention_backends() -> list[BackendSpec]:
             name="fa",
             variant="fa3",
             factory="minisgl_fa.fa3:FlashAttention3",
-            requires=("import:minisgl_fa.fa3", "import:flash_attn_interface"),
-            caps=(_FA3,),
+            requires=("import:flash_attn_interface",),
+            caps=_per_dtype(_FA3),
+            options=_OPTIONS,
             tier=10,
             summary="FlashAttention 3",
         ),
@@ -80,8 +81,9 @@ def minisgl_attention_backends() -> list[BackendSpec]:
             name="fa",
             variant="fa4",
             factory="minisgl_fa.fa4:FlashAttention4",
-            requires=("import:minisgl_fa.fa4", "import:flash_attn.cute"),
-            caps=(_FA4,),
+            requires=("import:flash_attn.cute",),
+            caps=_per_dtype(_FA4),
+            options=_OPTIONS,
             tier=11,
             summary="FlashAttention 4",
         ),
@@ -90,8 +92,9 @@ def minisgl_attention_backends() -> list[BackendSpec]:
             name="fa",
             variant="fa2",
             factory="minisgl_fa.fa2:FlashAttention2",
-            requires=("import:minisgl_fa.fa2", "import:flash_attn.flash_attn_interface"),
-            caps=(_FA2,),
+            requires=("import:flash_attn.flash_attn_interface",),
+            caps=_per_dtype(_FA2),
+            options=_OPTIONS,
             tier=12,
             summary="FlashAttention 2",
         ),

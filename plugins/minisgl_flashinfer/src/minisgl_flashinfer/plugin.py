@@ -1,8 +1,4 @@
-"""What minisgl-flashinfer offers: plain records, nothing heavy is imported here.
-
-This release holds the specs and not yet the code that calls FlashInfer. Every spec therefore also requires the module
-of its own factory: as long as that module is not shipped, resolving refuses the backend and says so.
-"""
+"""What minisgl-flashinfer offers: plain records, nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -28,13 +24,13 @@ def minisgl_attention_backends() -> list[BackendSpec]:
             role="attention",
             name="flashinfer",
             factory="minisgl_flashinfer.attention:FlashInferAttention",
-            requires=("import:minisgl_flashinfer.attention", "import:flashinfer"),
-            caps=(
+            requires=("import:flashinfer",),
+            caps=tuple(
                 Caps(
                     devices=("cuda",),
                     sm=_SM,
-                    dtypes=_HALF,
-                    kv_dtypes=_HALF,
+                    dtypes=(dtype,),
+                    kv_dtypes=(dtype,),
                     head_dims=OneOf(64, 128, 256),
                     gqa_ratios=ANY,
                     page_sizes=ANY,
@@ -43,8 +39,10 @@ def minisgl_attention_backends() -> list[BackendSpec]:
                     graph="decode",
                     features=frozenset({"window", "softcap"}),
                     host_plan=("prefill", "decode"),
-                ),
+                )
+                for dtype in _HALF
             ),
+            options="minisgl_flashinfer.options:FlashInferOptions",
             tier=20,
             summary="FlashInfer paged attention",
         )
