@@ -12,7 +12,8 @@ from minisgl_core.registry.query import Need
 
 from .attention_bench import AttentionBench, Geometry
 from .case import Case, Finding, box_of
-from .compare import Mismatch, close, expect, fresh, unchanged
+from .compare import close, expect, fresh, unchanged
+from .trial import check_growth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,6 @@ __all__ = ["AttentionCase"]
 REPLAYS = ((5, 17, 33), (6, 18, 34), (90, 64, 65), (1, 2), (16, 40, 3))
 """Lengths of the live rows at each replay, the new token included: they grow, shrink, and a row leaves and returns."""
 CAPTURE_ROWS = 4
-GROWTH_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -220,19 +220,13 @@ class AttentionCase(Case):
         wide = bench.wide(sum(new for new, _ in self.rows))
         bench.write_inputs(wide, self.rows, 0)
 
-        def steps(count: int) -> int:
-            for _ in range(count):
-                batch = bench.eager(self.phase, self.rows)
-                backend.prepare_metadata(batch)
-                backend.update_metadata(batch)
-                backend.forward(*bench.views(wide), 0, batch)
-                del batch
-            return bench.rig.allocated()
+        def step() -> None:
+            batch = bench.eager(self.phase, self.rows)
+            backend.prepare_metadata(batch)
+            backend.update_metadata(batch)
+            backend.forward(*bench.views(wide), 0, batch)
 
-        before = steps(2)
-        grown = steps(GROWTH_STEPS) - before
-        if grown > 0:
-            raise Mismatch(f"{GROWTH_STEPS} steps after warm-up left {grown} bytes of tensors behind")
+        check_growth(bench.rig, step)
         return 0.0
 
 

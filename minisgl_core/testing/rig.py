@@ -97,18 +97,35 @@ class Rig:
         runner.capture()
         return Captured(host.outputs, lambda: runner.replay(host.batch), runner.close)
 
-    def allocated(self) -> int:
-        """Bytes of tensors in use. On a CPU: of all tensors that Python can reach."""
+    @contextmanager
+    def memory_watch(self) -> Iterator[Callable[[], int]]:
+        """A function that says how many bytes of tensors are in use; on a CPU: of those that Python can reach and that
+        were made inside this block.
+        """
         if self.device.type != "cpu":
-            self.platform.synchronize()
-            return torch.accelerator.memory_allocated(self.device)
+            yield self._allocated_on_device
+            return
         gc.collect()
-        storages = {}
-        for item in gc.get_objects():
-            if issubclass(type(item), torch.Tensor) and item.device.type == "cpu" and item.layout == torch.strided:
-                storage = item.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-        return sum(storages.values())
+        gc.freeze()  # what exists already is neither searched nor counted
+        try:
+            yield _reachable_bytes
+        finally:
+            gc.unfreeze()
+
+    def _allocated_on_device(self) -> int:
+        gc.collect()
+        self.platform.synchronize()
+        return torch.accelerator.memory_allocated(self.device)
+
+
+def _reachable_bytes() -> int:
+    gc.collect()
+    storages = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor) and item.device.type == "cpu" and item.layout == torch.strided:
+            storage = item.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
 
 class _StepHost:

@@ -11,6 +11,10 @@ from minisgl_core.plugin_api import BackendSpec, Role
 
 from .attention_cases import attention_cases
 from .contract import contract_cases
+from .kv import kv_cases
+from .linear import linear_cases
+from .moe import moe_cases
+from .ops_cases import ops_cases
 from .outside import check_refused
 from .rig import Rig
 from .subject import Subject
@@ -18,7 +22,7 @@ from .subject import Subject
 if TYPE_CHECKING:
     from .case import Case
 
-__all__ = ["SUITES", "AttentionSuite", "Suite", "cases_of"]
+__all__ = ["SUITES", "AttentionSuite", "KVSuite", "LinearSuite", "MoESuite", "OpsSuite", "Suite", "cases_of"]
 
 Generator = Callable[[Subject, Rig, bool], Sequence["Case"]]
 
@@ -79,8 +83,36 @@ class AttentionSuite(Suite):
     role = "attention"
 
 
+class KVSuite(Suite):
+    """Row scatter and gather."""
+
+    role = "kv"
+
+
+class MoESuite(Suite):
+    """Routed experts."""
+
+    role = "moe"
+
+
+class OpsSuite(Suite):
+    """The operations that a spec offers."""
+
+    role = "ops"
+
+
+class LinearSuite(Suite):
+    """Matrix products."""
+
+    role = "linear"
+
+
 SUITES: Final[Mapping[Role, Generator]] = {
     "attention": attention_cases,
+    "kv": kv_cases,
+    "moe": moe_cases,
+    "ops": ops_cases,
+    "linear": linear_cases,
 }
 """What generates the cases of each role."""
 

@@ -1,0 +1,155 @@
+"""Which cases of the layer operations a spec's caps call for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from minisgl_core.plugin_api import OP_NAMES, Caps, SamplingMode
+
+from .attention_cases import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
+from .ops import OpsCase
+from .ops_sample import SampleCase
+from .subject import names_of
+from .values import inside, outside, usual
+
+if TYPE_CHECKING:
+    from .rig import Rig
+    from .subject import Subject
+
+__all__ = ["ops_cases"]
+
+MODES: tuple[SamplingMode, ...] = ("greedy", "random", "filtered")
+
+
+def ops_cases(subject: Subject, rig: Rig, quick: bool) -> list[OpsCase]:
+    """The cases of every operation that a box offers, and what lies just beyond it."""
+    found: dict[str, OpsCase] = {}
+    boxes = subject.boxes(rig.facts)
+    for number, box in enumerate(boxes):
+        prefix = f"box{number}/" if len(boxes) > 1 else ""
+        for op in (name for name in OP_NAMES if name in box.ops):
+            for case in _of_op(box, op, quick):
+                found.setdefault(prefix + case.name, replace(case, name=prefix + case.name))
+    offered = {op for box in boxes for op in box.ops}
+    for box in boxes:
+        for case in _beyond(box, quick):
+            found.setdefault(case.name, case)
+    for op in OP_NAMES:
+        if op not in offered and boxes:
+            found[f"outside/{op}"] = OpsCase(name=f"outside/{op}", outside=True, op=op, dtype=_first_dtype(boxes[0]))
+    return list(found.values())
+
+
+def _first_dtype(box: Caps) -> str:
+    return (names_of(box.dtypes, DTYPES) or DTYPES)[0]
+
+
+def _of_op(box: Caps, op: str, quick: bool) -> Iterator[OpsCase]:
+    dtypes = names_of(box.dtypes, DTYPES)
+    for place, dtype in enumerate(dtypes):
+        thorough = place == 0 or not quick
+        if op == "sample":
+            yield from _sample(box, dtype, thorough, quick)
+            continue
+        base = OpsCase(name=f"{op}/{dtype}", op=op, dtype=dtype)
+        if op == "qk_norm_rope_store":
+            base = _stored(box, base)
+        yield base
+        if thorough:
+            vary = {"qk_norm_rope_store": _rope, "route": _route}.get(op, _rows)
+            yield from vary(box, base, quick)
+            yield _named(base, "growth", how="growth")
+            if box.graph != "never":
+                yield _named(base, "replay", how="replay")
+
+
+def _named(base: OpsCase, what: str, **changes: Any) -> OpsCase:
+    return replace(base, name=f"{base.name}/{what}", **changes)
+
+
+def _rows(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
+    """Norms and the activation: row counts, widths, and for norms where eps and overflow show."""
+    for tokens in (1, 2, 130) if quick else (1, 2, 16, 130, 1025):
+        yield _named(base, f"tokens={tokens}", tokens=tokens)
+    for width in (8, 64, 1024) if quick else (8, 64, 96, 896, 1024, 4096, 11008):
+        yield _named(base, f"width={width}", width=width)
+    if base.op != "act_and_mul":
+        yield _named(base, "tiny_values", x_scale=1e-3)
+        yield _named(base, "large_values", x_scale=1000.0)
+        yield _named(base, "large_eps", eps=0.5)
+
+
+def _stored(box: Caps, base: OpsCase) -> OpsCase:
+    kv_dtypes = names_of(box.kv_dtypes, DTYPES)
+    dim = usual(box.head_dims, 64, HEAD_DIMS) or 64
+    return replace(
+        base,
+        kv_dtype="" if base.dtype in kv_dtypes or not kv_dtypes else kv_dtypes[0],
+        head_dim=dim,
+        rotary_dim=dim,
+        page_size=usual(box.page_sizes, 16, PAGE_SIZES) or 16,
+    )
+
+
+def _rope(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
+    dim = base.head_dim
+    yield _named(base, "no_norm", norms=False)
+    yield _named(base, "half_rotary", rotary_dim=dim // 2)
+    yield _named(base, "half_rotary,no_norm", rotary_dim=dim // 2, norms=False)
+    yield _named(base, "large_eps", eps=0.5)
+    for tokens in (1, 2, 130):
+        yield _named(base, f"tokens={tokens}", tokens=tokens)
+    for q_heads, kv_heads in ((7, 1), (9, 3), (16, 8)):
+        yield _named(base, f"heads={q_heads}/{kv_heads}", q_heads=q_heads, kv_heads=kv_heads)
+    for other in inside(box.head_dims, ANY_HEAD_DIMS[quick], quick):
+        yield _named(base, f"head_dim={other}", head_dim=other, rotary_dim=other)
+    for page in inside(box.page_sizes, ANY_PAGES[quick], quick):
+        yield _named(base, f"page_size={page}", page_size=page)
+    for kv_dtype in names_of(box.kv_dtypes, DTYPES):
+        yield _named(base, f"kv_dtype={kv_dtype}", kv_dtype=kv_dtype)
+
+
+def _route(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
+    for experts, top_k in ((8, 1), (8, 2), (60, 4), (128, 8), (4, 4)):
+        for renormalize in (False, True):
+            what = f"experts={experts},top_k={top_k}" + (",renormalize" if renormalize else "")
+            yield _named(base, what, width=experts, top_k=top_k, renormalize=renormalize)
+    yield _named(base, "tokens=130", width=60, tokens=130)
+
+
+def _sample(box: Caps, dtype: str, thorough: bool, quick: bool) -> Iterator[SampleCase]:
+    for mode in MODES:
+        base = SampleCase(
+            name=f"sample/{dtype}/{mode}", dtype=dtype, mode=mode, per_row_seed=box.per_row_seed, tokens=40, width=513
+        )
+        yield base
+        if not thorough:
+            continue
+        for vocab in (7, 4099) if quick else (7, 4099, 151_936):
+            yield replace(base, name=f"{base.name}/vocab={vocab}", width=vocab)
+        yield replace(base, name=f"{base.name}/flat", x_scale=0.1)
+        if mode != "greedy":
+            yield replace(base, name=f"{base.name}/frequencies", check="frequencies", tokens=4000, width=4)
+        if box.graph != "never":
+            yield replace(base, name=f"{base.name}/replay", how="replay")
+
+
+def _beyond(box: Caps, quick: bool) -> Iterator[OpsCase]:
+    dtypes = names_of(box.dtypes, DTYPES)
+    op = next((name for name in OP_NAMES if name in box.ops), OP_NAMES[0])
+    make = SampleCase if op == "sample" else OpsCase
+    base = make(name=f"outside/{op}", op=op, outside=True, dtype=_first_dtype(box))
+    for dtype in DTYPES:
+        if dtype not in dtypes:
+            yield _named(base, f"dtype={dtype}", dtype=dtype)
+    if box.graph == "never":
+        yield _named(base, "replay", how="replay")
+    if "qk_norm_rope_store" in box.ops:
+        base = _stored(box, OpsCase(name="outside/qk_norm_rope_store", op="qk_norm_rope_store", outside=True))
+        base = replace(base, dtype=_first_dtype(box))
+        for dim in outside(box.head_dims, HEAD_DIMS, quick):
+            yield _named(base, f"head_dim={dim}", head_dim=dim, rotary_dim=dim)
+        for page in outside(box.page_sizes, PAGE_SIZES, quick):
+            yield _named(base, f"page_size={page}", page_size=page)
