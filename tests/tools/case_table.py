@@ -76,7 +76,17 @@ CASES: Final = {
     82: "loader memory",
     83: "the dtype key",
 }
-"""Those that a CPU can show."""
+"""Those that must have a test: a CPU can show them, and they concern an engine without a server."""
+_OTHERS: Final = {
+    55: "client goes away",
+    57: "aborts with ranks",
+    59: "a worker dies",
+    85: "asked-for name not found",
+    86: "version mismatch",
+    87: "duplicate names",
+    88: "nothing heavy before it is needed",
+    92: "books of an idle engine, with ranks",
+}
 _TEST: Final = re.compile(r"^(?:async )?def (test_\w*?case_\d+\w*)\(", re.MULTILINE)
 _NUMBER: Final = re.compile(r"(?:case|and)_(\d+)(?=_|$)")
 _ROW: Final = re.compile(r"^\| (\d+) \|[^|]*\| (.*) \|$", re.MULTILINE)
@@ -113,10 +123,10 @@ def render() -> str:
         "| case | what | tests |",
         "| --- | --- | --- |",
     ]
-    numbers = sorted({*CASES, *found})
-    for number in numbers:
+    titles = {**CASES, **_OTHERS}
+    for number in sorted({*CASES, *found}):
         tests = " ".join(f"`{test}`" for test in found.get(number, []))
-        lines.append(f"| {number} | {CASES.get(number, 'see the tests')} | {tests} |")
+        lines.append(f"| {number} | {titles.get(number, 'see the tests')} | {tests} |")
     return "\n".join(lines) + "\n"
 
 
