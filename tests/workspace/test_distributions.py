@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 OPTIONAL = {"flash_attn", "flash_attn_interface", "flashinfer", "transformers", "triton"}
 """Kernel libraries, which a spec requires and a distribution does not; and what only some model folders need."""
-AHEAD = {"minisgl-cuda": {"torch"}, "minisgl-moe": {"torch"}}
+AHEAD = dict.fromkeys(
+    ("minisgl-cuda", "minisgl-fa", "minisgl-flashinfer", "minisgl-moe"), {"numpy", "pydantic", "torch"}
+)
 """Dependencies of code that is still to come."""
 names = pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)
 

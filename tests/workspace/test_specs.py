@@ -92,7 +92,7 @@ STAND_INS = {"attention": "torch", "kv": "torch", "moe": "torch"}
 """What a GPU without kernels must be told to use: stand-ins are never chosen by themselves there."""
 UNSHIPPED = sorted(
     {
-        (spec.role, spec.name, spec.factory.partition(":")[0])
+        (spec.role, f"{spec.name}/{spec.variant}".rstrip("/"), spec.factory.partition(":")[0])
         for package in PLUGINS
         for spec in _specs(package)
         if find_spec(spec.factory.partition(":")[0]) is None
@@ -117,8 +117,7 @@ def test_explain_promises_no_unshipped_backend_for_a_machine_elsewhere() -> None
         candidate.backend
         for slot in answer.slots
         for candidate in slot.candidates
-        if candidate.status in ("chosen", "fits")
-        and (slot.slot.role, candidate.backend.partition("@")[0].partition("/")[0]) in unshipped
+        if candidate.status in ("chosen", "fits") and (slot.slot.role, candidate.backend.partition("@")[0]) in unshipped
     }
     assert promised == set()
 
