@@ -5,25 +5,55 @@ Two ways in: inherit a suite in a test module (:class:`AttentionSuite` and its l
 
 from .attention import AttentionCase
 from .case import Case, Finding
+from .comm import CommCase
 from .compare import TOLERANCE, Mismatch
 from .contract import ContractCase
+from .graph import GraphCase
+from .kv import KVCase
+from .linear import LinearCase
+from .moe import MoECase
+from .ops import OpsCase
+from .ops_sample import SampleCase
 from .report import Report, verify
 from .rig import Rig
 from .run import Outcome, check, run_case, run_cases
 from .subject import Subject
-from .suite import AttentionSuite, Suite, cases_of
+from .suite import (
+    AttentionSuite,
+    CommSuite,
+    GraphSuite,
+    KVSuite,
+    LinearSuite,
+    MoESuite,
+    OpsSuite,
+    Suite,
+    cases_of,
+)
 
 __all__ = [
     "TOLERANCE",
     "AttentionCase",
     "AttentionSuite",
     "Case",
+    "CommCase",
+    "CommSuite",
     "ContractCase",
     "Finding",
+    "GraphCase",
+    "GraphSuite",
+    "KVCase",
+    "KVSuite",
+    "LinearCase",
+    "LinearSuite",
     "Mismatch",
+    "MoECase",
+    "MoESuite",
+    "OpsCase",
+    "OpsSuite",
     "Outcome",
     "Report",
     "Rig",
+    "SampleCase",
     "Subject",
     "Suite",
     "cases_of",

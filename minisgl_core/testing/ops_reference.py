@@ -45,7 +45,8 @@ def _mix(h: np.ndarray) -> np.ndarray:
     h = h * np.uint32(0x85EBCA6B)
     h = h ^ (h >> np.uint32(13))
     h = h * np.uint32(0xC2B2AE35)
-    return h ^ (h >> np.uint32(16))
+    mixed: np.ndarray = h ^ (h >> np.uint32(16))
+    return mixed
 
 
 def gumbel(seed_lo: np.ndarray, seed_hi: np.ndarray, positions: np.ndarray, vocab: int) -> np.ndarray:

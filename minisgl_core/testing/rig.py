@@ -58,9 +58,9 @@ class Captured:
 class Rig:
     """One device. Everything that a case does to it goes through the platform, as in the engine."""
 
-    def __init__(self, device: str = "auto") -> None:
-        self.facts: DeviceFacts = detect_device(device)
-        self.platform: Platform = CudaPlatform(0) if self.facts.kind == "cuda" else CpuPlatform()
+    def __init__(self, device: DeviceFacts | str = "auto", index: int = 0) -> None:
+        self.facts = detect_device(device) if isinstance(device, str) else device
+        self.platform: Platform = CudaPlatform(index) if self.facts.kind == "cuda" else CpuPlatform()
         self.device = self.platform.device
 
     @contextmanager

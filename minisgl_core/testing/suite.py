@@ -10,7 +10,9 @@ from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import BackendSpec, Role
 
 from .attention_cases import attention_cases
+from .comm import comm_cases
 from .contract import contract_cases
+from .graph import graph_cases
 from .kv import kv_cases
 from .linear import linear_cases
 from .moe import moe_cases
@@ -22,7 +24,18 @@ from .subject import Subject
 if TYPE_CHECKING:
     from .case import Case
 
-__all__ = ["SUITES", "AttentionSuite", "KVSuite", "LinearSuite", "MoESuite", "OpsSuite", "Suite", "cases_of"]
+__all__ = [
+    "SUITES",
+    "AttentionSuite",
+    "CommSuite",
+    "GraphSuite",
+    "KVSuite",
+    "LinearSuite",
+    "MoESuite",
+    "OpsSuite",
+    "Suite",
+    "cases_of",
+]
 
 Generator = Callable[[Subject, Rig, bool], Sequence["Case"]]
 
@@ -95,6 +108,18 @@ class MoESuite(Suite):
     role = "moe"
 
 
+class GraphSuite(Suite):
+    """Graph runners."""
+
+    role = "graph"
+
+
+class CommSuite(Suite):
+    """Collectives."""
+
+    role = "comm"
+
+
 class OpsSuite(Suite):
     """The operations that a spec offers."""
 
@@ -109,10 +134,12 @@ class LinearSuite(Suite):
 
 SUITES: Final[Mapping[Role, Generator]] = {
     "attention": attention_cases,
+    "graph": graph_cases,
     "kv": kv_cases,
     "moe": moe_cases,
     "ops": ops_cases,
     "linear": linear_cases,
+    "comm": comm_cases,
 }
 """What generates the cases of each role."""
 

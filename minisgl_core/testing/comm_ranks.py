@@ -1,0 +1,123 @@
+"""What one rank of a communication case does. Ranks run the same calls in the same order, or they would hang."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minisgl_core.plugin_api import CommSetup
+from minisgl_core.registry import DeviceFacts
+
+from .compare import close, expect, fresh, same
+from .rig import Rig, dtype_named
+from .subject import Subject
+
+__all__ = ["RankTask", "main", "run_checks"]
+
+REPEATS = 10
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """Who this rank is, and what to try."""
+
+    subject: Subject
+    device: DeviceFacts
+    rank: int
+    size: int
+    port: int
+    dtypes: tuple[str, ...]
+    capture: bool
+
+
+def main() -> None:
+    """One task from standard input; complaints, as JSON, to standard output."""
+    task: RankTask = pickle.loads(base64.b64decode(sys.stdin.readline()))
+    torch.set_num_threads(1)
+    rig = Rig(task.device, task.rank)
+    with rig.active():
+        print(json.dumps(run_checks(task, rig)))
+
+
+def run_checks(task: RankTask, rig: Rig) -> list[str]:
+    """All checks, each going on after another's failure; ``check: what is wrong``."""
+    address = f"tcp://127.0.0.1:{task.port}" if task.size > 1 else ""
+    comm = task.subject.build(CommSetup(rig.device, task.rank, task.size, address, 60.0))
+    complaints = []
+    for check in (_all_gather, _all_reduce, _check_equal, *([_replay] if task.capture and task.size > 1 else [])):
+        try:
+            check(comm, task, rig)
+        except Exception as error:
+            complaints.append(f"{check.__name__.strip('_')}: {error}")
+        comm.barrier()
+    comm.close()
+    return complaints
+
+
+def _data(task: RankTask, rig: Rig, seed: int, *shape: int) -> list[torch.Tensor]:
+    """What each rank has, by rank: every rank can make all of it. Small integers add up exactly in every dtype."""
+    random = rig.generator(seed)
+    made = torch.randint(-8, 9, (task.size, *shape), generator=random)
+    return list(made.to(rig.device, torch.float32))
+
+
+def _all_gather(comm: Any, task: RankTask, rig: Rig) -> None:
+    for name in task.dtypes:
+        for rows, columns in ((1, 8), (2, 4), (17, 33)):
+            parts = [part.to(dtype_named(name)) for part in _data(task, rig, rows, rows, columns)]
+            mine = parts[task.rank].clone()
+            got = comm.all_gather(mine)
+            same(got, torch.cat(parts, dim=-1), f"({rows}, {columns}) of {name}, the ranks' columns side by side")
+            same(mine, parts[task.rank], "the input")
+            if task.size > 1:
+                fresh(got, {"the input": mine}, "the result")
+
+
+def _all_reduce(comm: Any, task: RankTask, rig: Rig) -> None:
+    for name in task.dtypes:
+        for number in range(REPEATS):
+            rows = (1, 3, 40)[number % 3]
+            parts = _data(task, rig, number, rows, 576)
+            x = parts[task.rank].clone().to(dtype_named(name))
+            got = comm.all_reduce(x)
+            expect(got is x, "the sum is returned in another tensor than x")
+            close(x, torch.stack(parts).sum(0).to(torch.float64), f"the sum of {name}, call {number}")
+
+
+def _check_equal(comm: Any, task: RankTask, rig: Rig) -> None:
+    comm.check_equal("plan", "the same everywhere")
+    if task.size == 1:
+        return
+    try:
+        comm.check_equal("plan", f"digest-{task.rank}")
+    except Exception as error:
+        missing = [rank for rank in range(task.size) if f"digest-{rank}" not in str(error)]
+        expect(not missing, f"the error does not show what ranks {missing} have: {error}")
+        expect("plan" in str(error), f"the error does not say what differs: {error}")
+        return
+    expect(False, "texts that differ are taken for equal")
+
+
+def _replay(comm: Any, task: RankTask, rig: Rig) -> None:
+    """Sum and gather in one captured step; the inputs change between replays."""
+    x = torch.zeros(4, 64, dtype=dtype_named(task.dtypes[0]), device=rig.device)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        return comm.all_reduce(x.clone()), comm.all_gather(x)
+
+    captured = rig.capture(step)
+    for number in range(3):
+        parts = _data(task, rig, 100 + number, 4, 64)
+        x.copy_(parts[task.rank])
+        captured.replay()
+        rig.platform.synchronize()
+        total, gathered = captured.outputs
+        close(total, torch.stack(parts).sum(0).to(torch.float64), f"replay {number}: the sum")
+        same(gathered, torch.cat(parts, dim=-1).to(x.dtype), f"replay {number}: the gathered columns")
+    captured.close()

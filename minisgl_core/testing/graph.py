@@ -1,0 +1,169 @@
+"""Cases of the role ``graph``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+
+from minisgl_core.plugin_api import GraphSetup, SamplingMode
+from minisgl_core.registry.query import Need
+
+from .case import Case, Finding
+from .compare import Mismatch, close, expect, same
+from .graph_host import MAX_LEN, MAX_ROWS, ToyBatch, ToyHost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .rig import Rig
+    from .subject import Subject
+
+__all__ = ["GraphCase", "graph_cases"]
+
+MODES: Final[tuple[SamplingMode, ...]] = ("greedy", "random", "filtered")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GraphCase(Case):
+    """``capture``: every size and mode is recorded; ``padding``: which batches can be replayed; ``size``: one size in
+    every mode against eager steps; ``mixed``: batches that grow and shrink; ``eager``: a runner that never captures.
+    """
+
+    check: Literal["capture", "padding", "size", "mixed", "eager"]
+    sizes: tuple[int, ...] = (1, 2, 4, 8)
+    size: int = 1
+    seed: int = 0
+
+    def need(self, rig: Rig) -> Need:
+        return Need(device=rig.facts, capture=self.check != "eager", no_capture=self.check == "eager")
+
+    def run(self, subject: Subject, rig: Rig) -> Finding:
+        host = ToyHost(rig, self.seed)
+        sizes = () if self.check == "eager" else self.sizes
+        reports: list[str] = []
+        setup = GraphSetup(rig.platform, rig.device, host, sizes, MODES, MAX_LEN, _progress(reports))
+        runner = subject.build(setup)
+        runner.capture()
+        rig.platform.synchronize()
+        if self.check == "capture":
+            _check_captured(host, sizes, reports)
+        elif self.check == "padding":
+            _check_padding(runner, sizes)
+        elif self.check == "eager":
+            _check_eager(runner)
+        else:
+            batches = self._batches()
+            worst = _check_replays(runner, host, ToyHost(rig, self.seed), batches)
+            runner.close()
+            return Finding({"float32": worst})
+        runner.close()
+        return Finding()
+
+    def _batches(self) -> Iterator[ToyBatch]:
+        if self.check == "size":
+            for number, mode in enumerate((*MODES, *MODES)):
+                yield ToyBatch(tuple((row + number) % MAX_ROWS for row in range(self.size)), mode=mode)
+            return
+        for number, size in enumerate((3, 8, 1, 5, 2, 7, 4, 6, 1, 8)):
+            yield ToyBatch(tuple((5 * row + number) % MAX_ROWS for row in range(size)), mode=MODES[number % 3])
+
+
+def _progress(reports: list[str]) -> Callable[[str, int], Callable[[], None]]:
+    def start(title: str, total: int) -> Callable[[], None]:
+        reports.append(f"{title}: {total}")
+        return lambda: reports.append("one")
+
+    return start
+
+
+def _check_captured(host: ToyHost, sizes: tuple[int, ...], reports: list[str]) -> None:
+    wanted = {(size, mode) for size in sizes for mode in MODES}
+    missing = sorted(wanted - set(host.captured))
+    expect(not missing, f"not recorded: {missing}")
+    expect(len(host.captured) == len(wanted), f"{len(host.captured)} captures for {len(wanted)} sizes and modes")
+    for name, now, before in zip(host.state(), host.state().values(), _untouched(host), strict=True):
+        same(now, before, f"after the captures, `{name}` of live rows")
+    expect(reports.count("one") == len(wanted), f"the progress report says {reports[:3]}.. for {len(wanted)} captures")
+
+
+def _untouched(host: ToyHost) -> tuple[torch.Tensor, ...]:
+    rows = torch.arange(MAX_ROWS, device=host.device)
+    return torch.zeros_like(rows), host.last_token[:MAX_ROWS], torch.zeros_like(host.cache[:MAX_ROWS])
+
+
+def _check_padding(runner: Any, sizes: tuple[int, ...]) -> None:
+    for mode in MODES:
+        for size in range(1, MAX_ROWS + 1):
+            batch = ToyBatch(tuple(range(size)), mode=mode)
+            runner.pad_batch(batch)
+            padded, fits = batch.padded_size, size <= max(sizes)
+            what = f"a {mode} decode batch of {size} (captured are {list(sizes)})"
+            expect(padded >= size, f"{what} is padded to {padded}")
+            expect(runner.can_replay(batch) == fits, f"{what}, padded to {padded}: can_replay is not {fits}")
+            expect(not fits or padded in sizes, f"{what} is padded to {padded}, which was not captured")
+        batch = ToyBatch((0, 1), phase="prefill", mode=mode)
+        runner.pad_batch(batch)
+        expect(batch.padded_size == 2, f"a prefill batch of 2 is padded to {batch.padded_size}")
+        expect(not runner.can_replay(batch), "a prefill batch can be replayed")
+
+
+def _check_eager(runner: Any) -> None:
+    for size in (1, 3, MAX_ROWS):
+        batch = ToyBatch(tuple(range(size)))
+        runner.pad_batch(batch)
+        expect(batch.padded_size == size, f"a batch of {size} is padded to {batch.padded_size}")
+        expect(not runner.can_replay(batch), "a runner that never captures says that it can replay")
+    try:
+        runner.replay(batch)
+    except Exception:
+        return
+    raise Mismatch("replay() of a runner that never captures returns")
+
+
+def _check_replays(runner: Any, host: ToyHost, truth: ToyHost, batches: Iterator[ToyBatch]) -> float:
+    worst = 0.0
+    for number, batch in enumerate(batches):
+        what = f"step {number} (rows {list(batch.table_rows)}, {batch.mode})"
+        runner.pad_batch(batch)
+        expect(runner.can_replay(batch), f"{what} cannot be replayed at padded size {batch.padded_size}")
+        host.upload(batch)
+        steps, prepared = host.steps, host.prepared
+        out = runner.replay(batch)
+        expect(host.steps == steps, f"{what}: replay runs the step's Python")
+        expect(host.prepared == prepared + 1, f"{what}: prepare_replay was called {host.prepared - prepared} times")
+        eager = ToyBatch(batch.table_rows, mode=batch.mode, padded_size=batch.size)
+        truth.upload(eager)
+        want = truth.step(eager)
+        worst = max(worst, close(out.logits[: batch.size], want.logits.to(torch.float64), f"{what}: logits"))
+        same(out.next_tokens[: batch.size], want.next_tokens, f"{what}: next_tokens")
+        _check_state(host, truth, what)
+        host.finish(batch)
+    return worst
+
+
+def _check_state(host: ToyHost, truth: ToyHost, what: str) -> None:
+    for name, now in host.state().items():
+        wanted = truth.state()[name]
+        if now.is_floating_point():
+            close(now, wanted.to(torch.float64), f"{what}: afterwards, `{name}` of all rows")
+        else:
+            same(now, wanted, f"{what}: afterwards, `{name}` of all rows")
+
+
+def graph_cases(subject: Subject, rig: Rig, quick: bool) -> list[GraphCase]:
+    """A capturing runner: sizes, modes, padding, replays. Another: that it leaves everything eager."""
+    boxes = subject.boxes(rig.facts)
+    if not any(box.graph != "never" for box in boxes):
+        return [GraphCase(name="eager", check="eager")] if boxes else []
+    sizes = (1, 2, 3, 4, 5, 8)
+    return [
+        GraphCase(name="capture", check="capture"),
+        GraphCase(name="padding", check="padding"),
+        GraphCase(name="padding/one_size", check="padding", sizes=(4,)),
+        *(GraphCase(name=f"size={size}", check="size", size=size) for size in (sizes if quick else range(1, 9))),
+        GraphCase(name="mixed", check="mixed"),
+        GraphCase(name="mixed/odd_sizes", check="mixed", sizes=(3, 5, 8), seed=1),
+    ]
