@@ -9,6 +9,12 @@
 
 namespace minisgl {
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define MINISGL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MINISGL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, i8{__VA_ARGS__})
+#endif
+
 constexpr int PANEL = 2 * LANES;    // weight rows that one tile of `tile_nn` covers
 constexpr int GROUP = 4 * PANEL;    // weight rows that are packed together: they share the x rows in the L1 cache
 constexpr int TILE_ROWS = 6;        // x rows of a tile: 6 * 2 accumulators + 2 weights + 1 x fill 16 registers
@@ -18,24 +24,54 @@ constexpr int SKINNY = 16;          // up to so many x rows dot products beat pa
 // ---- dot products: R weight rows by C x rows ----
 // Each result has one accumulator whatever R and C are, so that it does not depend on the size of the batch.
 
+// Weights as float32, a step at a time. bfloat16 comes in pairs, even elements in the low halves and odd ones in the high
+// halves of 32-bit words: two instructions widen 16 of them, if x is laid out likewise (`pair_rows`).
+template <class W>
+struct Step {
+    static constexpr int VECTORS = 1;
+    static void load(const W* from, v8 (&to)[1]) { to[0] = load8(from); }
+};
+template <>
+struct Step<bf16> {
+    static constexpr int VECTORS = 2;
+    static void load(const bf16* from, v8 (&to)[2]) {
+        u8 pairs;
+        std::memcpy(&pairs, from, sizeof(pairs));
+        to[0] = bit_cast<v8>(pairs << 16);
+        to[1] = bit_cast<v8>(pairs & 0xffff0000u);
+    }
+};
+
 template <int R, int C, class W>
 inline void tile_dot(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k_len, float* y, int64_t ldy) {
+    constexpr int VECTORS = Step<W>::VECTORS, WIDTH = VECTORS * LANES;
     v8 acc[R][C] = {};
     int64_t k = 0;
-    const auto step = [&](auto load) {
-        v8 weight[R];
+    for (; k + WIDTH <= k_len; k += WIDTH) {
+        v8 weight[R][VECTORS];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) weight[r] = load(w + r * ldw + k);
+        for (int r = 0; r < R; ++r) {
+            Step<W>::load(w + r * ldw + k, weight[r]);
+            __builtin_prefetch(w + (r + R) * ldw + k);
+        }
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            v8 value = load(x + c * ldx + k);
-            if (R > 1) keep(value);
+#pragma GCC unroll 2
+            for (int half = 0; half < VECTORS; ++half) {
+                v8 value = load8(x + c * ldx + k + half * LANES);
+                if (R > 1) keep(value);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) add_product(acc[r][c], weight[r], value);
+                for (int r = 0; r < R; ++r) add_product(acc[r][c], weight[r][half], value);
+            }
         }
-    };
-    for (; k + LANES <= k_len; k += LANES) step([](const auto* from) { return load8(from); });
-    if (k < k_len) step([&](const auto* from) { return load_part(from, int(k_len - k), 0.0f); });
+    }
+    for (; k < k_len; k += LANES) {
+        const int count = int(std::min<int64_t>(LANES, k_len - k));
+        for (int r = 0; r < R; ++r) {
+            const v8 weight = load_part(w + r * ldw + k, count, 0.0f);
+            for (int c = 0; c < C; ++c) add_product(acc[r][c], weight, load_part(x + c * ldx + k, count, 0.0f));
+        }
+    }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 8
@@ -43,30 +79,66 @@ inline void tile_dot(const float* x, int64_t ldx, const W* w, int64_t ldw, int64
     }
 }
 
-template <int R, int C, class W>
+// R weight rows by all m x rows
+template <int R, class W>
 inline void rows_dot(
-    const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t n, int64_t k_len, float* y, int64_t ldy
+    const float* x, int64_t ldx, int64_t m, const W* w, int64_t ldw, int64_t k_len, float* y, int64_t ldy
+) {
+    while (m > 0) {
+        // 5 and 6 in halves: 4 + 1 would leave most of the registers idle.
+        const int64_t count = m == 5 || m == 6 ? 3 : std::min<int64_t>(m, 4);
+        switch (count) {
+            case 1: tile_dot<R, 1>(x, ldx, w, ldw, k_len, y, ldy); break;
+            case 2: tile_dot<R, 2>(x, ldx, w, ldw, k_len, y, ldy); break;
+            case 3: tile_dot<R, 3>(x, ldx, w, ldw, k_len, y, ldy); break;
+            default: tile_dot<R, 4>(x, ldx, w, ldw, k_len, y, ldy); break;
+        }
+        x += count * ldx;
+        y += count * ldy;
+        m -= count;
+    }
+}
+
+template <int R, class W>
+inline void skinny_rows(
+    const float* x, int64_t ldx, int64_t m, const W* w, int64_t ldw, int64_t n, int64_t k_len, float* y, int64_t ldy
 ) {
     int64_t row = 0;
-    for (; row + R <= n; row += R) tile_dot<R, C>(x, ldx, w + row * ldw, ldw, k_len, y + row, ldy);
-    for (; row < n; ++row) tile_dot<1, C>(x, ldx, w + row * ldw, ldw, k_len, y + row, ldy);
+    for (; row + R <= n; row += R) rows_dot<R>(x, ldx, m, w + row * ldw, ldw, k_len, y + row, ldy);
+    for (; row < n; ++row) rows_dot<1>(x, ldx, m, w + row * ldw, ldw, k_len, y + row, ldy);
+}
+
+// Evens, then odds of each 16 elements; a last part of fewer stays as it is.
+inline const float* pair_rows(const float* x, int64_t ldx, int64_t m, int64_t k_len) {
+    float* out = scratch(Scratch::pairs, size_t(m * k_len));
+    for (int64_t row = 0; row < m; ++row) {
+        const float* from = x + row * ldx;
+        float* to = out + row * k_len;
+        int64_t k = 0;
+        for (; k + 2 * LANES <= k_len; k += 2 * LANES) {
+            const v8 a = load8(from + k), b = load8(from + k + LANES);
+            store8(MINISGL_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14), to + k);
+            store8(MINISGL_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15), to + k + LANES);
+        }
+        std::copy(from + k, from + k_len, to + k);
+    }
+    return out;
 }
 
 template <class W>
 inline void skinny(
     const float* x, int64_t ldx, int64_t m, const W* w, int64_t ldw, int64_t n, int64_t k_len, float* y, int64_t ldy
 ) {
-    while (m > 0) {
-        const int64_t count = m > 4 && m < 8 ? (m + 1) / 2 : std::min<int64_t>(m, 4);
-        switch (count) {
-            case 1: rows_dot<8, 1>(x, ldx, w, ldw, n, k_len, y, ldy); break;
-            case 2: rows_dot<4, 2>(x, ldx, w, ldw, n, k_len, y, ldy); break;
-            case 3: rows_dot<4, 3>(x, ldx, w, ldw, n, k_len, y, ldy); break;
-            default: rows_dot<3, 4>(x, ldx, w, ldw, n, k_len, y, ldy); break;
-        }
-        x += count * ldx;
-        y += count * ldy;
-        m -= count;
+    if (Step<W>::VECTORS == 2) {
+        x = pair_rows(x, ldx, m, k_len);
+        ldx = k_len;
+    }
+    if (m == 1) {
+        skinny_rows<8>(x, ldx, m, w, ldw, n, k_len, y, ldy);
+    } else if (m == 2) {
+        skinny_rows<4>(x, ldx, m, w, ldw, n, k_len, y, ldy);
+    } else {
+        skinny_rows<Step<W>::VECTORS == 2 ? 2 : 3>(x, ldx, m, w, ldw, n, k_len, y, ldy);
     }
 }
 
@@ -110,12 +182,6 @@ inline void tile_rows(
 }
 
 // ---- packing: w (n <= PANEL, K) -> panel (K, PANEL), float32, missing rows 0 ----
-
-#if defined(__clang__) || __GNUC__ >= 12
-#define MINISGL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define MINISGL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, i8{__VA_ARGS__})
-#endif
 
 inline void transpose8(v8 (&r)[LANES]) {
     v8 t[LANES];

@@ -9,7 +9,7 @@
 namespace minisgl {
 
 // Buffers that live at the same time have different names.
-enum class Scratch { panels, x, y, keys, values, scores, mixed, partial, count };
+enum class Scratch { panels, pairs, x, y, keys, values, scores, mixed, partial, count };
 
 inline float* scratch(Scratch name, size_t floats) {
     struct Buffer {
