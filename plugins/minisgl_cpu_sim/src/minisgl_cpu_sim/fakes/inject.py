@@ -1,0 +1,78 @@
+"""Putting a fake where a plugin will look for its vendor's library, and making its specs speak of this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+from minisgl_core.plugin_api import BackendSpec, Caps, Phase
+
+__all__ = ["FAKES", "inject", "on_cpu", "with_attention"]
+
+FAKES: Final[Mapping[str, str]] = {
+    "flashinfer": "flashinfer",
+    "flash_attn_interface": "flash_attn_interface",
+    "flash_attn.cute": "flash_attn_cute",
+    "flash_attn.flash_attn_interface": "flash_attn",
+}
+"""Vendor module -> the fake's module in this package."""
+
+
+class _MonkeyPatch(Protocol):
+    def setitem(self, dic: Any, name: Any, value: Any) -> None: ...
+
+
+def inject(monkeypatch: _MonkeyPatch, *names: str) -> None:
+    """Let ``import_module(name)`` find the fake of each vendor module, all of them if none is named.
+
+    ``monkeypatch`` is pytest's fixture (or anything with its ``setitem``), which takes the fakes away again. A plugin
+    that imports its library when a backend is constructed then runs on the fake as it is. Raises :class:`KeyError` for
+    a module that has no fake.
+    """
+    for name in names or FAKES:
+        monkeypatch.setitem(sys.modules, name, import_module(f"{__package__}.{FAKES[name]}"))
+
+
+def on_cpu(spec: BackendSpec) -> BackendSpec:
+    """The spec as a fake serves it: on the CPU, with each box's dtypes, and with float32 on top of them."""
+    return replace(spec, requires=(), caps=tuple(_cpu_boxes(spec.caps)))
+
+
+def _cpu_boxes(caps: tuple[Caps, ...]) -> Iterator[Caps]:
+    boxes = [replace(box, devices=("cpu",)) for box in caps]
+    yield from dict.fromkeys(replace(box, dtypes=("float32",), kv_dtypes=("float32",)) for box in boxes)
+    yield from boxes
+
+
+def with_attention(
+    plan: Mapping[str, Any], backends: Mapping[Phase, BackendSpec], distribution: str = "fakes"
+) -> dict[str, Any]:
+    """A resolved CPU plan as JSON, with these attention backends in place of its own.
+
+    Resolving would refuse them: their specs speak of CUDA devices. ``EngineConfig(plan=...)`` takes the result.
+    """
+    buckets = [dict(bucket) for bucket in plan["buckets"]]
+    for bucket in buckets:
+        spec = backends.get(bucket["phase"]) if bucket["role"] == "attention" else None
+        if spec is not None:
+            bucket["choice"] = {**bucket["choice"], **_choice(spec, distribution, plan["page_size"])}
+    return {**plan, "buckets": buckets}
+
+
+def _choice(spec: BackendSpec, distribution: str, page_size: int) -> dict[str, Any]:
+    box = spec.caps[0]
+    return {
+        "name": spec.name,
+        "variant": spec.variant,
+        "distribution": distribution,
+        "factory": spec.factory,
+        "options_model": spec.options,
+        "options": {},
+        "page_size": page_size,
+        "host_plan": list(box.host_plan),
+        "finite_tail": box.finite_tail,
+        "graph": box.graph,
+    }
