@@ -119,9 +119,10 @@ class _Conversation:
         Returns what went wrong on the way; then, as when it is refused, the conversation is what it was.
         """
         asked = [*self._messages, {"role": "user", "content": message}]
+        stream = self._llm.stream(self._tokenizer.apply_chat_template(asked), self._params)
         said: list[str] = []
         try:
-            for chunk in self._llm.stream(self._tokenizer.apply_chat_template(asked), self._params):
+            for chunk in stream:
                 click.echo(chunk.text, nl=False)
                 said.append(chunk.text)
                 if chunk.error is not None:

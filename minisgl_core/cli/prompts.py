@@ -24,9 +24,9 @@ def read_prompts(texts: Sequence[str], id_lists: Sequence[str], files: Sequence[
     kinds = [flag for flag, values in given.items() if values]
     if len(kinds) > 1:
         raise UsageError(
-            f"{' and '.join(kinds)} are both given",
+            f"{' and '.join(kinds)} are given together",
             field=kinds[1],
-            remedy="give prompts of one kind, repeating its flag",
+            remedy="give prompts of one kind; its flag may be repeated",
         )
     if texts:
         return [_not_empty(text, "--prompt") for text in texts]

@@ -40,7 +40,7 @@ def need_tokenizer(path: Path, *, chat: bool) -> Tokenizer:
     tokenizer = load_tokenizer(path)
     if tokenizer is None:
         raise UsageError(
-            f"model {str(path)!r} has no tokenizer files, so text is nothing to it",
+            f"model {str(path)!r} has no tokenizer files, so it cannot read text",
             field="model",
             value=str(path),
             remedy="give token ids: minisgl generate --prompt-ids 1,2,3",
