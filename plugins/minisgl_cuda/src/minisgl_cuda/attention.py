@@ -1,0 +1,92 @@
+"""Attention backend ``cuda_decode``: our own split-KV decode kernel, for decode batches only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .triton_ops.decode import decode_attention
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import AttentionSetup, BatchLike, KVPool
+
+    from .options import DecodeOptions
+
+__all__ = ["CudaDecodeAttention"]
+
+NO_WINDOW = 2**30
+MAX_SPLITS = 64
+
+
+class CudaDecodeAttention:
+    """Planless: reads lengths and pages on the device alone, so nothing is done per step but the launches."""
+
+    def __init__(self, setup: AttentionSetup, options: DecodeOptions | None = None) -> None:
+        self._s = setup
+        self._splits = options.splits if options is not None else None
+        self._block_t = options.block_tokens if options is not None else 64
+        self._programs = options.programs if options is not None else 528
+        self._pool: KVPool | None = None
+        self._scratch = torch.empty(self._scratch_size(), dtype=torch.float32, device=setup.device)
+
+    def _scratch_size(self) -> int:
+        s = self._s
+        sizes = (batch * self.splits_for(batch) for batch in range(1, s.max_batch + 1))
+        return max(sizes) * s.q_heads * (s.head_dim + 2)
+
+    def splits_for(self, rows: int) -> int:
+        """A power of two that gives every multiprocessor a few programs, for any lengths."""
+        if self._splits is not None:
+            return self._splits
+        splits = 1
+        while splits < MAX_SPLITS and rows * self._s.kv_heads * splits * 2 <= self._programs:
+            splits *= 2
+        return splits
+
+    def bind_kv(self, pool: KVPool) -> None:
+        """The pool is allocated."""
+        self._pool = pool
+
+    def prepare_metadata(self, batch: BatchLike) -> None:
+        """Nothing to plan."""
+
+    def update_metadata(self, batch: BatchLike) -> None:
+        """Nothing to derive beyond the view."""
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
+    ) -> torch.Tensor:
+        """q (B, H, D) -> new (B, H, D)."""
+        assert self._pool is not None
+        facts, view = self._s.layers[layer_id], batch.view
+        out = q.new_empty(q.shape)
+        decode_attention(
+            out,
+            q,
+            self._pool.k_cache(layer_id),
+            self._pool.v_cache(layer_id),
+            view.page_ids_device,
+            view.kv_lens_device,
+            self._scratch,
+            facts.scale,
+            facts.window or NO_WINDOW,
+            facts.softcap or 0.0,
+            self.splits_for(q.shape[0]),
+            self._block_t,
+        )
+        return out
+
+    def init_capture_graph(self, max_seq_len: int, bs_list: tuple[int, ...]) -> None:
+        """The scratch space serves every size."""
+
+    def prepare_for_capture(self, batch: BatchLike) -> None:
+        """Nothing to plan."""
+
+    def prepare_for_replay(self, batch: BatchLike) -> None:
+        """Never called: there is no host plan."""
+
+    def close(self) -> None:
+        """Drop the references to device memory."""
+        self._pool = None
+        self._scratch = self._scratch.new_empty(0)

@@ -1,0 +1,47 @@
+"""linear:skinny against float64: interpreted on a CPU, compiled on a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the skinny products need triton")
+
+from minisgl_cuda.linear import SkinnyLinear
+from minisgl_cuda.tiles import TileTable
+from minisgl_cuda.triton_ops.skinny import default_tile, skinny_linear
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize(("n", "k"), [(96, 256), (33, 100), (300, 1024)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_product(dtype: torch.dtype, rows: int, n: int, k: int, bias: bool) -> None:
+    x = torch.randn(rows, k + 8).to(DEVICE, dtype)[:, :k]
+    weight = (torch.randn(n, k) / k**0.5).to(DEVICE, dtype)
+    add = torch.randn(n).to(DEVICE, dtype) if bias else None
+    out = torch.full((rows, n), torch.nan, dtype=dtype, device=DEVICE)
+    skinny_linear(out, x, weight, add, *default_tile(rows, n, k))
+    expected = x.double() @ weight.double().T + (0 if add is None else add.double())
+    torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=1e-2)
+
+
+def test_the_table_decides_and_more_rows_go_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TileTable({"64x128": [(1, [16, 128, 4, 2]), (8, [])]})
+    assert table.find(64, 128, 1) == [16, 128, 4, 2]
+    assert table.find(64, 128, 2) == [] and table.find(64, 128, 9) is None and table.find(64, 64, 1) is None
+    calls: list[int] = []
+    monkeypatch.setattr("minisgl_cuda.linear.skinny_linear", lambda out, x, *rest: calls.append(len(x)))
+    ours: Any = SkinnyLinear(SimpleNamespace())  # type: ignore[arg-type]
+    ours._tiles = table
+    weight = torch.randn(64, 128, device=DEVICE)
+    for rows in (1, 2, 9, 17):
+        ours.forward(torch.randn(rows, 128, device=DEVICE), weight)
+    assert calls == [1, 9]  # 2: measured slower; 17: too many
