@@ -1,4 +1,4 @@
-"""Shared by the plugins' tests: without an NVIDIA driver, Triton kernels run in Triton's interpreter.
+"""Shared by all tests: without an NVIDIA driver, Triton kernels run in Triton's interpreter.
 
 The switch is read when triton is imported, so it is thrown before any test module is.
 """
