@@ -77,3 +77,20 @@ def test_float32_is_refused() -> None:
 
 def test_no_variant_plans_on_the_host() -> None:
     assert {box.host_plan for spec in SPECS.values() for box in spec.caps} == {()}
+
+
+@pytest.mark.parametrize("variant", ["fa3", "fa4", "fa2"])
+def test_queries_and_cache_are_of_one_dtype(variant: str) -> None:
+    sm, page_size = {"fa3": (90, 16), "fa4": (100, 128), "fa2": (80, 256)}[variant]
+    assert _codes(SPECS[variant], _need(sm, page_size, dtype="float16", kv_dtype="float16")) == []
+    assert _codes(SPECS[variant], _need(sm, page_size, dtype="float16")) in (["dtype"], ["kv_dtype"])
+
+
+def test_it_is_refused_without_its_library() -> None:
+    """Each variant needs its own module, and nothing else that a plain installation lacks."""
+    needed = {name: [item for item in spec.requires if "flash_attn" in item] for name, spec in SPECS.items()}
+    assert needed == {
+        "fa3": ["import:flash_attn_interface"],
+        "fa4": ["import:flash_attn.cute"],
+        "fa2": ["import:flash_attn.flash_attn_interface"],
+    }

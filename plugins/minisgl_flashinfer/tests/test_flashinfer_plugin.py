@@ -59,3 +59,8 @@ def test_it_plans_on_the_host_in_both_phases() -> None:
 def test_its_sampling_does_not_promise_a_seed_per_row() -> None:
     assert [box.per_row_seed for box in SAMPLING.caps] == [False]
     assert [box.ops for box in SAMPLING.caps] == [("sample",)]
+
+
+def test_queries_and_cache_are_of_one_dtype() -> None:
+    assert _codes(dtype="float16", kv_dtype="float16") == []
+    assert _codes(dtype="float16") in (["dtype"], ["kv_dtype"])
