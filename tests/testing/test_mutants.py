@@ -1,0 +1,160 @@
+"""The kit is tested by wrong backends: it must catch every one, and name the case that did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl_core.plugin_api import ANY, OP_NAMES, BackendSpec, Caps, OneOf, Role
+from minisgl_core.testing import Rig, Subject, cases_of, run_cases
+from minisgl_core.testing.outside import Outsider
+
+pytest.importorskip("minisgl_cpu_sim")
+
+DTYPES = ("float32", "bfloat16", "float16")
+FULL = Caps(
+    devices=("cpu",),
+    dtypes=DTYPES,
+    kv_dtypes=DTYPES,
+    head_dims=ANY,
+    gqa_ratios=ANY,
+    page_sizes=ANY,
+    kv_layouts=("NHD",),
+    phases=("prefill", "decode"),
+    graph="always",
+    features=frozenset({"window", "softcap"}),
+    ops=OP_NAMES,
+    formats=("plain",),
+    per_row_seed=True,
+)
+PLANNED = replace(FULL, host_plan=("decode",))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``where``: part of the names of the cases that are run; ``says``: part of what the failed one says."""
+
+    role: Role
+    name: str
+    where: str
+    says: str = ""
+    caps: Caps = FULL
+
+    @property
+    def spec(self) -> BackendSpec:
+        module = "mutants_attention" if self.role == "attention" else "mutants_other"
+        return BackendSpec(role=self.role, name=self.name, factory=f"{module}:{self.name}", caps=(self.caps,))
+
+
+MUTANTS = [
+    Mutant("attention", "MaskMissesTheQueryItself", "prefill/float32", "layer 0"),
+    Mutant("attention", "IgnoresTheWindow", "window=16"),
+    Mutant("attention", "WindowOffByOne", "window=16"),
+    Mutant("attention", "ScalesByHeadDim", "decode/float32"),
+    Mutant("attention", "WritesPaddingIntoALivePage", "decode/float32", "the pool was changed"),
+    Mutant("attention", "LengthsOfTheCaptureAtReplay", "replay"),
+    Mutant("attention", "HeadsInterleaved", "gqa_ratio=3"),
+    Mutant("attention", "ReadsPastTheEnd", "decode/float32"),
+    Mutant("attention", "PageZeroForTheLastPartialPage", "page_size=64"),
+    Mutant("attention", "IgnoresThePrefix", "prefill/float32"),
+    Mutant("attention", "PrefillSeesTheFuture", "prefill/float32"),
+    Mutant("attention", "IgnoresTheSoftcap", "softcap=2"),
+    Mutant("attention", "ScalesQInPlace", "decode/float32", "q, k or v was changed"),
+    Mutant("attention", "AnswersIntoQ", "decode/float32", "q, k or v was changed"),
+    Mutant("attention", "OneBufferForAllResults", "decode/float32", "shares memory with an earlier result"),
+    Mutant("attention", "ReadsALengthOnTheHost", "replay", "GraphViolation"),
+    Mutant("attention", "KeepsEveryStepsMetadata", "decode/float32/growth", "left"),
+    Mutant("attention", "AllocatesAtReplay", "replay", "left", PLANNED),
+    Mutant("attention", "IgnoresTheHostPlanOfAReplay", "replay", "replay", PLANNED),
+    Mutant("attention", "TakesQToBeContiguous", "decode/float32"),
+    Mutant("attention", "FactsOfLayerZero", "layers", "layer 1"),
+    Mutant("attention", "CacheOfLayerZero", "layers", "layer 1"),
+    Mutant("attention", "SoftmaxOverflows", "huge_scores", "got nan"),
+    Mutant("attention", "ComputesInHalfPrecision", "decode/float32"),
+    Mutant("attention", "TakesPagesToBeAdjacent", "page_size=16"),
+    Mutant("attention", "PagesOfRowZero", "decode/float32"),
+    Mutant("attention", "MultipliesTheTailByZero", "decode/float32", "got nan"),
+    Mutant("attention", "EditsTheView", "decode/float32", "batch.view.kv_lens_device was changed"),
+    Mutant("attention", "CannotDoHeadDim80", "head_dim=80", "unsupported head_dim 80"),
+    Mutant("kv", "OffsetOverflows", "store"),
+    Mutant("kv", "WritesOneRowTooMany", "store"),
+    Mutant("kv", "WrongPageStride", "store"),
+    Mutant("kv", "TakesKToBeContiguous", "store"),
+    Mutant("kv", "SwapsKAndV", "store"),
+    Mutant("kv", "IndexIgnoresStart", "index", "index of ids"),
+    Mutant("kv", "IndexMultipliesByZero", "index", "got nan"),
+    Mutant("kv", "MatchStopsEarly", "match_len"),
+    Mutant("moe", "SwapsGateAndUp", "forward"),
+    Mutant("moe", "ForgetsEmptyExperts", "few_experts"),
+    Mutant("moe", "CountsPadding", "padding", "a row without experts is not zero"),
+    Mutant("moe", "AnswersIntoX", "forward", "x was changed"),
+    Mutant("moe", "NormalisesTheWeights", "forward"),
+    Mutant("moe", "WeightsOfTheLastLayerPrepared", "forward"),
+    Mutant("ops", "NormInLowPrecision", "rms_norm"),
+    Mutant("ops", "EpsOutsideTheRoot", "rms_norm/float32/large_eps"),
+    Mutant("ops", "ReturnsTheOldResidual", "add_rms_norm", "the new residual"),
+    Mutant("ops", "RopePairsInterleaved", "qk_norm_rope_store"),
+    Mutant("ops", "RotatesTheWholeHead", "half_rotary"),
+    Mutant("ops", "StoresTheUnrotatedKey", "qk_norm_rope_store", "k in the pool"),
+    Mutant("ops", "PositionsOffByOne", "qk_norm_rope_store"),
+    Mutant("ops", "SwapsGateAndUpOfTheActivation", "act_and_mul"),
+    Mutant("ops", "RouteNeverRenormalises", "renormalize", "the experts' weights"),
+    Mutant("ops", "RouteSmallestFirst", "route", "largest first"),
+    Mutant("ops", "SampleIgnoresTheSeed", "random"),
+    Mutant("ops", "SampleTakesRowZerosSeed", "random"),
+    Mutant("ops", "TiesToTheHighestId", "greedy", "its maximum is first at"),
+    Mutant("ops", "TopPKeepsOneMore", "filtered"),
+    Mutant("ops", "NanRowsGiveAToken", "greedy", "expected -1"),
+    Mutant("linear", "ForgetsTheBias", "bias"),
+    Mutant("graph", "PadsWithALiveRow", "mixed", "afterwards"),
+    Mutant("graph", "ForgetsASize", "capture", "not recorded"),
+    Mutant("graph", "RunsTheStepAtReplay", "size=2", "runs the step's Python"),
+    Mutant("graph", "OneGraphForAllModes", "size=2", "logits"),
+    Mutant("graph", "SkipsTheHostPlan", "size=2", "prepare_replay"),
+    Mutant("graph", "ReplaysPrefill", "padding", "prefill"),
+    Mutant("comm", "GathersInTheWrongOrder", "ranks=2", "all_gather"),
+]
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent / "mutants"))
+        yield Rig("cpu")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.role}-{mutant.name}")
+def test_mutant_is_caught(rig: Rig, mutant: Mutant) -> None:
+    subject = Subject(mutant.spec)
+    cases = [case for case in cases_of(subject, rig, quick=True) if mutant.where in case.name]
+    outcomes = run_cases(subject, cases, rig, finished=lambda outcome: outcome.status == "failed")
+    assert cases and outcomes[-1].status == "failed", f"{mutant.name} survives {[case.name for case in cases]}"
+    caught = outcomes[-1]
+    assert mutant.says in caught.detail, caught.detail
+    assert repr(caught.name) in caught.snippet and "check(SPEC" in caught.snippet
+
+
+def test_the_base_of_the_attention_mutants_is_right(rig: Rig) -> None:
+    subject = Subject(Mutant("attention", "Right", "").spec)
+    outcomes = run_cases(subject, cases_of(subject, rig, quick=True), rig)
+    assert [(o.name, o.detail) for o in outcomes if o.status not in ("passed", "note")] == []
+
+
+def test_mutant_that_claims_too_little_is_noted(rig: Rig) -> None:
+    """It is right at head_dims, dtypes and features that it does not declare."""
+    caps = replace(FULL, head_dims=OneOf(64), features=frozenset({"window"}))
+    subject = Subject(Mutant("attention", "Right", "", caps=caps).spec)
+    cases = [case for case in cases_of(subject, rig, quick=True) if case.outside]
+    assert [case.name for case in cases] == ["outside/head_dim=32", "outside/head_dim=80", "outside/softcap"]
+    outsider = Outsider(timeout_s=120.0)
+    try:
+        outcomes = run_cases(subject, cases, rig, outsider=outsider)
+    finally:
+        outsider.close()
+    assert [outcome.status for outcome in outcomes] == ["note"] * 3
+    assert all("under-claimed" in outcome.detail for outcome in outcomes)
