@@ -17,14 +17,14 @@ from driver import Driver
 from minisgl_core.core import SamplingParams
 
 POOL = 96
-"""Tokens: two of the largest requests."""
+"""Tokens: hardly more than the largest request; answers grow long enough to drive each other out."""
 ENGINES: list[dict[str, Any]] = [
     {"page_size": 1, "cuda_graph_max_bs": 0, "cache": "radix", "overlap": True, "max_prefill_tokens": 16},
     {"page_size": 4, "cuda_graph_max_bs": 4, "cache": "radix", "overlap": True, "max_prefill_tokens": 8192},
     {"page_size": 8, "cuda_graph_max_bs": 4, "cache": "radix", "overlap": False, "max_prefill_tokens": 23},
     {"page_size": 4, "cuda_graph_max_bs": 0, "cache": "naive", "overlap": True, "max_prefill_tokens": 7},
 ]
-SEEDS = range(4)
+SEEDS = range(3)
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,25 @@ class Wish:
 def workload(seed: int) -> list[Wish]:
     """10 to 30 requests; many begin alike."""
     draw = Random(seed)
-    stems = [[draw.randrange(3, 500) for _ in range(24)] for _ in range(3)]
+    stems = [[draw.randrange(3, 500) for _ in range(12)] for _ in range(3)]
     return [_wish(draw, stems) for _ in range(draw.randint(10, 30))]
 
 
 def _wish(draw: Random, stems: list[list[int]]) -> Wish:
-    stem = draw.choice(stems)[: draw.randint(0, 24)]
-    prompt = (*stem, *(draw.randrange(3, 500) for _ in range(draw.randint(1, 12))))
+    stem = draw.choice(stems)[: draw.randint(0, 12)]
+    prompt = (*stem, *(draw.randrange(3, 500) for _ in range(draw.randint(1, 8))))
     sampling = draw.choice(
         [
             {},
-            {},
             {"temperature": 4.0, "seed": draw.randrange(2**40)},
             {"temperature": 4.0, "seed": draw.randrange(2**40), "top_k": 20, "top_p": 0.9},
-            {"repetition_penalty": 1.3, "presence_penalty": 0.5},
-            {"temperature": 4.0, "seed": 1, "frequency_penalty": 1.0},
+            {"repetition_penalty": 1.3},
+            {"presence_penalty": 30.0},
+            {"temperature": 4.0, "seed": 1, "frequency_penalty": 15.0},
         ]
     )
     stop = [draw.randrange(3, 500) for _ in range(20)] if draw.random() < 0.2 else []
-    params = SamplingParams(max_tokens=draw.randint(1, 40), ignore_eos=True, stop_token_ids=stop, **sampling)
+    params = SamplingParams(max_tokens=draw.randint(1, 70), ignore_eos=True, stop_token_ids=stop, **sampling)
     return Wish(prompt, params, draw.randint(0, 20) if draw.random() < 0.2 else None)
 
 

@@ -82,7 +82,8 @@ def test_case_43_a_seed_gives_one_answer_in_any_company(small: Path, random_prom
                 assert driver.tokens(prompts, params)[place] == alone
         assert driver.tokens([prompt] * 2, hot(42)) == [alone] * 2
         different = {tuple(driver.tokens([prompt], hot(seed))[0]) for seed in range(8)}
-        unseeded = {tuple(driver.tokens([prompt], hot(None))[0]) for _ in range(8)}
+        anyhow = hot(None)
+        unseeded = {tuple(driver.tokens([prompt], anyhow)[0]) for _ in range(8)}
     assert len(different) == len(unseeded) == 8
 
 
