@@ -94,8 +94,7 @@ def _groups(report: Report) -> object:
     columns = ("passed", "failed", "note", "skipped")
     groups: dict[str, dict[str, int]] = {}
     for outcome in report.outcomes:
-        name = "/".join(outcome.name.split("/")[:2]) if "/" in outcome.name else outcome.name
-        name = name if not name.startswith(("contract", "outside")) else name.partition("/")[0]
+        name = "/".join(outcome.name.split("/")[:-1][:2]) or outcome.name
         counts = groups.setdefault(name, dict.fromkeys(columns, 0))
         counts[outcome.status] += 1
     table = Table("cases", *columns)

@@ -77,7 +77,7 @@ def _ragged(phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
 def _of_phase(box: Caps, phase: Phase, quick: bool) -> Iterator[AttentionCase]:
     dtypes = names_of(box.dtypes, DTYPES)
     for dtype in dtypes:
-        yield _base(box, phase, dtype)
+        yield _named(_base(box, phase, dtype), "ragged")
     for place, dtype in enumerate(dtypes):
         if place and quick:
             break

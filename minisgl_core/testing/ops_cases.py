@@ -56,7 +56,7 @@ def _of_op(box: Caps, op: str, quick: bool) -> Iterator[OpsCase]:
         base = OpsCase(name=f"{op}/{dtype}", op=op, dtype=dtype)
         if op == "qk_norm_rope_store":
             base = _stored(box, base)
-        yield base
+        yield _named(base, "usual")
         if thorough:
             vary = {"qk_norm_rope_store": _rope, "route": _route}.get(op, _rows)
             yield from vary(box, base, quick)
