@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl_core.plugin_api import LinearSetup
+from minisgl_cpu_sim.native import linear as native_linear
 from minisgl_cpu_sim.native.linear import NativeLinear
 
 EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
@@ -99,3 +100,37 @@ def test_another_dtype_is_refused(what: str) -> None:
     tensors[what] = tensors[what].half()
     with pytest.raises(TypeError, match=r"torch\.float16"):
         backend.forward(tensors["x"], backend.prepare_weights(tensors["weight"]))
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_large_products_go_to_torch_where_it_is_faster(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_linear, "_torch_multiplies_faster", lambda dtype: faster)
+    called = []
+    monkeypatch.setattr(native_linear.F, "linear", lambda *tensors: called.append(tensors) or tensors[0])
+    backend, weight = linear(torch.float32), torch.randn(3, 8)
+    backend.forward(torch.randn(16, 8), weight)
+    assert not called
+    backend.forward(torch.randn(17, 8), weight)
+    assert len(called) == faster
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags", "expected"),
+    [
+        (torch.bfloat16, "flags : fpu avx2 f16c\n\nflags : avx512_bf16", False),
+        (torch.bfloat16, "flags : avx512f avx512_bf16", True),
+        (torch.float16, "flags : avx512f avx512_bf16", False),
+        (torch.float16, "flags : avx512_fp16", True),
+    ],
+)
+def test_what_torch_multiplies_faster(
+    dtype: torch.dtype, flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_linear.Path, "read_text", lambda self: flags)
+    assert native_linear._torch_multiplies_faster(dtype) is expected
+
+
+@pytest.mark.parametrize(("capability", "expected"), [("AVX2", False), ("AVX512", True)])
+def test_wide_vectors_are_left_to_torch(capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert native_linear._torch_multiplies_faster(torch.float32) is expected

@@ -3,12 +3,15 @@
 // The rows of a work item are (query, head of the group) pairs that share their keys and values. A decode row's keys are
 // cut into chunks at fixed positions, whose results are merged in order: it is the same whatever batch or number of
 // threads it runs with.
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "call.h"
 #include "gemm.h"
+#include "scratch.h"
 
 namespace minisgl {
 namespace {
@@ -112,6 +115,34 @@ void gather(const AttentionArgs& a, const KV* cache, const Item& item, int64_t b
     }
 }
 
+// Rows of float32, `ld` apart.
+struct Block {
+    const float* data;
+    int64_t ld;
+};
+
+// Where the slots of keys [begin, begin + count) of a row start, if they follow each other; -1 if not.
+int64_t run_of_slots(const AttentionArgs& a, const Item& item, int64_t begin, int64_t count) {
+    const int32_t* pages = a.pages + item.row * a.page_row;
+    const int64_t first = begin / a.page_size, last = (begin + count - 1) / a.page_size;
+    for (int64_t page = first; page < last; ++page) {
+        if (pages[page + 1] != pages[page] + 1) return -1;
+    }
+    return int64_t(pages[first]) * a.page_size + begin % a.page_size;
+}
+
+// Keys or values [begin, begin + count) of a row: in place if they are float32 that can be read as whole panels.
+template <class KV>
+Block find(
+    const AttentionArgs& a, const KV* cache, const Item& item, int64_t begin, int64_t count, int64_t run, float* copy
+) {
+    if (std::is_same<KV, float>::value && run >= 0 && a.dim == padded(a.dim)) {
+        return {reinterpret_cast<const float*>(cache) + run * a.slot + item.head * a.head, a.slot};
+    }
+    gather(a, cache, item, begin, count, copy);
+    return {copy, padded(a.dim)};
+}
+
 void scale_row(float* x, int64_t count, float factor) {
     for (int64_t i = 0; i < count; i += LANES) store8(load8(x + i) * factor, x + i);
 }
@@ -145,59 +176,59 @@ float soften(float* scores, int64_t low, int64_t high, float& top, float& total)
 }
 
 // y (rows, padded D) += weights (rows, KEYS) @ values (count, padded D)
-void mix(const float* weights, int64_t rows, const float* values, int64_t count, int64_t ld, float* y) {
+void mix(const float* weights, int64_t rows, Block values, int64_t count, int64_t ld, float* y) {
     for (int64_t d = 0; d < ld; d += PANEL) {
         for (int64_t row = 0; row < rows; row += TILE_ROWS) {
             tile_rows(
-                weights + row * KEYS, KEYS, std::min<int64_t>(TILE_ROWS, rows - row), values + d, ld, count,
+                weights + row * KEYS, KEYS, std::min<int64_t>(TILE_ROWS, rows - row), values.data + d, values.ld, count,
                 y + row * ld + d, ld, true
             );
         }
     }
 }
 
-template <class Q>
 void load_queries(const AttentionArgs& a, const Item& item, float* to) {
     const int64_t group = a.heads / a.kv_heads, ld = padded(a.dim);
-    const Q* q = static_cast<const Q*>(a.q) + (a.cu_q[item.row] + item.first) * a.q_token;
     for (int64_t row = 0; row < item.count * group; ++row) {
-        const int64_t head = item.head * group + row % group;
-        convert(q + row / group * a.q_token + head * a.q_head, a.dim, to + row * ld);
+        const int64_t token = a.cu_q[item.row] + item.first + row / group, head = item.head * group + row % group;
+        dispatch(a.q_dtype, [&](auto type) {
+            const auto* q = static_cast<const decltype(type)*>(a.q);
+            convert(q + token * a.q_token + head * a.q_head, a.dim, to + row * ld);
+        });
         for (int64_t d = a.dim; d < ld; ++d) to[row * ld + d] = 0.0f;
         scale_row(to + row * ld, ld, float(a.scale));
     }
 }
 
-template <class Q>
-void write_row(const AttentionArgs& a, const Item& item, int64_t row, const float* mixed, float total) {
+void write_row(const AttentionArgs& a, const Item& item, int64_t row, float* mixed, float total) {
     const int64_t group = a.heads / a.kv_heads;
-    const int64_t token = a.cu_q[item.row] + item.first + row / group;
-    Q* out = static_cast<Q*>(a.out) + (token * a.heads + item.head * group + row % group) * a.dim;
-    const float factor = total == 0.0f ? 0.0f : 1.0f / total;  // 0: a row without keys
-    int64_t d = 0;
-    for (; d + LANES <= a.dim; d += LANES) store8(load8(mixed + d) * factor, out + d);
-    for (; d < a.dim; ++d) from_float(mixed[d] * factor, out + d);
+    const int64_t token = a.cu_q[item.row] + item.first + row / group, head = item.head * group + row % group;
+    scale_row(mixed, padded(a.dim), total == 0.0f ? 0.0f : 1.0f / total);  // 0: a row without keys
+    dispatch(a.q_dtype, [&](auto type) {
+        narrow(mixed, a.dim, static_cast<decltype(type)*>(a.out) + (token * a.heads + head) * a.dim);
+    });
 }
 
-template <class Q, class KV>
+template <class KV>
 void attend(const AttentionArgs& a, const Item& item, float* partials) {
     const int64_t group = a.heads / a.kv_heads, rows = item.count * group, ld = padded(a.dim);
     float* queries = scratch(Scratch::x, size_t(rows * ld));
-    float* keys = scratch(Scratch::keys, size_t(KEYS * ld));
-    float* values = scratch(Scratch::values, size_t(KEYS * ld));
+    float* key_copy = scratch(Scratch::keys, size_t(KEYS * ld));
+    float* value_copy = scratch(Scratch::values, size_t(KEYS * ld));
     float* scores = scratch(Scratch::scores, size_t(rows * KEYS));
     float* mixed = scratch(Scratch::mixed, size_t(rows * (ld + 2)));
     float *top = mixed + rows * ld, *total = top + rows;
-    load_queries<Q>(a, item, queries);
+    load_queries(a, item, queries);
     std::fill(mixed, mixed + rows * ld, 0.0f);
     std::fill(top, top + rows, NONE);
     std::fill(total, total + rows, 0.0f);
     const int64_t position = a.kv_lens[item.row] - (a.cu_q[item.row + 1] - a.cu_q[item.row]) + item.first;
     for (int64_t begin = item.begin; begin < item.end; begin += KEYS) {
         const int64_t count = std::min(KEYS, item.end - begin);
-        gather(a, static_cast<const KV*>(a.k), item, begin, count, keys);
-        gather(a, static_cast<const KV*>(a.v), item, begin, count, values);
-        gemm_block(queries, ld, rows, keys, ld, count, ld, scores, KEYS);
+        const int64_t run = run_of_slots(a, item, begin, count);
+        const Block keys = find(a, static_cast<const KV*>(a.k), item, begin, count, run, key_copy);
+        const Block values = find(a, static_cast<const KV*>(a.v), item, begin, count, run, value_copy);
+        gemm_block(queries, ld, rows, keys.data, keys.ld, count, ld, scores, KEYS);
         for (int64_t row = 0; row < rows; ++row) {
             const int64_t here = position + row / group;
             const int64_t low = a.window ? std::clamp<int64_t>(here - a.window + 1 - begin, 0, KEYS) : 0;
@@ -211,11 +242,10 @@ void attend(const AttentionArgs& a, const Item& item, float* partials) {
     if (item.partial >= 0) {
         std::copy(mixed, mixed + rows * (ld + 2), partials + item.partial);
     } else {
-        for (int64_t row = 0; row < rows; ++row) write_row<Q>(a, item, row, mixed + row * ld, total[row]);
+        for (int64_t row = 0; row < rows; ++row) write_row(a, item, row, mixed + row * ld, total[row]);
     }
 }
 
-template <class Q>
 void merge(const AttentionArgs& a, const Merge& merge, const float* partials) {
     const int64_t ld = padded(a.dim), step = partial_floats(merge.rows, a.dim);
     const Item item{merge.row, merge.head, 0, 0, 0, 0, -1};
@@ -236,11 +266,11 @@ void merge(const AttentionArgs& a, const Merge& merge, const float* partials) {
                 store8(load8(mixed + d) + load8(chunk + row * ld + d) * factor, mixed + d);
             }
         }
-        write_row<Q>(a, item, row, mixed, total);
+        write_row(a, item, row, mixed, total);
     }
 }
 
-template <class Q, class KV>
+template <class KV>
 void attention(const AttentionArgs& a) {
     thread_local Plan plan;
     make_plan(a, plan);
@@ -251,9 +281,9 @@ void attention(const AttentionArgs& a) {
 #pragma omp parallel num_threads(int(a.threads)) if (a.threads > 1 && item_count > 1)
     {
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < item_count; ++i) attend<Q, KV>(a, items[i], partials);
+        for (int64_t i = 0; i < item_count; ++i) attend<KV>(a, items[i], partials);
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < merge_count; ++i) merge<Q>(a, merges[i], partials);
+        for (int64_t i = 0; i < merge_count; ++i) merge(a, merges[i], partials);
     }
 }
 
@@ -262,7 +292,5 @@ void attention(const AttentionArgs& a) {
 
 extern "C" void minisgl_attention(const minisgl::AttentionArgs* args) {
     using namespace minisgl;
-    dispatch(args->q_dtype, [&](auto q) {
-        dispatch(args->kv_dtype, [&](auto kv) { attention<decltype(q), decltype(kv)>(*args); });
-    });
+    dispatch(args->kv_dtype, [&](auto type) { attention<decltype(type)>(*args); });
 }

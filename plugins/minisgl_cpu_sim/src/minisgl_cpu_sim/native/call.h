@@ -25,4 +25,11 @@ inline void convert(const T* from, int64_t count, float* to) {
     for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
+template <class T>
+inline void narrow(const float* from, int64_t count, T* to) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) store8(load8(from + i), to + i);
+    for (; i < count; ++i) from_float(from[i], to + i);
+}
+
 }  // namespace minisgl

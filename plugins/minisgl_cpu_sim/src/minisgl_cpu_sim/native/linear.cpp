@@ -1,6 +1,9 @@
 // y (M, N) = x (M, K) @ w (N, K)^T + bias
+#include <algorithm>
+
 #include "call.h"
 #include "gemm.h"
+#include "scratch.h"
 
 namespace minisgl {
 namespace {

@@ -2,10 +2,12 @@
 //
 // Work is split by weight rows, so no two threads add to the same output, and each token's experts are added in the order
 // of their ids: its result does not depend on the batch. An expert without tokens is never looked at.
+#include <algorithm>
 #include <vector>
 
 #include "call.h"
 #include "gemm.h"
+#include "scratch.h"
 
 namespace minisgl {
 namespace {

@@ -61,13 +61,6 @@ void scale(const float* x, int64_t width, float factor, const T* weight, To* y) 
     for (; i < width; ++i) from_float(x[i] * factor * to_float(weight[i]), y + i);
 }
 
-template <class T>
-void narrow(const float* x, int64_t width, T* y) {
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) store8(load8(x + i), y + i);
-    for (; i < width; ++i) from_float(x[i], y + i);
-}
-
 // residual += x in T; `row` receives the rounded sum
 template <class T>
 void add_row(const T* x, T* residual, int64_t width, float* row) {
@@ -116,7 +109,12 @@ void rotate(float* x, int64_t rotary, const float* cos_sin) {
     }
 }
 
-template <class T, class KV>
+// One head to the cache, in the cache's dtype
+void store_head(const RopeArgs& a, const float* x, void* cache, int64_t at) {
+    dispatch(a.kv_dtype, [&](auto type) { narrow(x, a.dim, static_cast<decltype(type)*>(cache) + at); });
+}
+
+template <class T>
 void rope_token(const RopeArgs& a, int64_t token) {
     T* row = static_cast<T*>(a.qkv) + token * a.ld;
     const float* cos_sin = a.cos_sin + a.positions[token] * a.ld_cos;
@@ -130,19 +128,19 @@ void rope_token(const RopeArgs& a, int64_t token) {
         if (weight) scale(x, a.dim, inverse_rms(x, a.dim, a.eps), weight, x);
         rotate(x, a.rotary, cos_sin);
         narrow(x, a.dim, values);
-        if (is_key) narrow(x, a.dim, static_cast<KV*>(a.k_cache) + at + (head - a.q_heads) * a.head);
+        if (is_key) store_head(a, x, a.k_cache, at + (head - a.q_heads) * a.head);
     }
     for (int64_t head = 0; head < a.kv_heads; ++head) {
         convert(row + (a.q_heads + a.kv_heads + head) * a.dim, a.dim, x);
-        narrow(x, a.dim, static_cast<KV*>(a.v_cache) + at + head * a.head);
+        store_head(a, x, a.v_cache, at + head * a.head);
     }
 }
 
-template <class T, class KV>
+template <class T>
 void rope(const RopeArgs& a) {
     const bool parallel = a.threads > 1 && a.tokens * a.ld > PARALLEL_ELEMENTS;
 #pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
-    for (int64_t token = 0; token < a.tokens; ++token) rope_token<T, KV>(a, token);
+    for (int64_t token = 0; token < a.tokens; ++token) rope_token<T>(a, token);
 }
 
 template <class T>
@@ -211,9 +209,7 @@ extern "C" void minisgl_norm(const minisgl::NormArgs* args) {
 
 extern "C" void minisgl_rope(const minisgl::RopeArgs* args) {
     using namespace minisgl;
-    dispatch(args->dtype, [&](auto type) {
-        dispatch(args->kv_dtype, [&](auto kv) { rope<decltype(type), decltype(kv)>(*args); });
-    });
+    dispatch(args->dtype, [&](auto type) { rope<decltype(type)>(*args); });
 }
 
 extern "C" void minisgl_act(const minisgl::ActArgs* args) {

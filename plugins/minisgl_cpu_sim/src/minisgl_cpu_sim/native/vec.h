@@ -156,12 +156,53 @@ inline void store_part(v8 x, T* to, int count) {
 
 // ---- across lanes ----
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define MINISGL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MINISGL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, i8{__VA_ARGS__})
+#endif
+
 inline float sum(v8 x) {
     v4 half[2];
     std::memcpy(half, &x, sizeof(x));
     const v4 four = half[0] + half[1];
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
+
+// The sum of each of eight vectors, in the order of additions that `sum` has
+inline v8 sum_each(const v8* x) {
+    v8 half[4], quarter[2];
+    for (int i = 0; i < 4; ++i) {
+        const v8 low = MINISGL_SHUFFLE(x[i], x[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        half[i] = low + MINISGL_SHUFFLE(x[i], x[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+    for (int i = 0; i < 2; ++i) {
+        const v8 low = MINISGL_SHUFFLE(half[2 * i], half[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13);
+        quarter[i] = low + MINISGL_SHUFFLE(half[2 * i], half[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    const v8 even = MINISGL_SHUFFLE(quarter[0], quarter[1], 0, 2, 8, 10, 4, 6, 12, 14);
+    return even + MINISGL_SHUFFLE(quarter[0], quarter[1], 1, 3, 9, 11, 5, 7, 13, 15);
+}
+
+inline void transpose8(v8 (&r)[LANES]) {
+    v8 t[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        t[i] = MINISGL_SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        t[i + 1] = MINISGL_SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < LANES; i += 4) {
+        for (int j = 0; j < 2; ++j) {
+            r[i + 2 * j] = MINISGL_SHUFFLE(t[i + j], t[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            r[i + 2 * j + 1] = MINISGL_SHUFFLE(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    }
+    for (int i = 0; i < 4; ++i) {
+        const v8 low = r[i], high = r[i + 4];
+        r[i] = MINISGL_SHUFFLE(low, high, 0, 1, 2, 3, 8, 9, 10, 11);
+        r[i + 4] = MINISGL_SHUFFLE(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
 inline bool any(i8 mask) {
     int32_t out = 0;
     for (int i = 0; i < LANES; ++i) out |= mask[i];
