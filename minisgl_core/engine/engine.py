@@ -90,7 +90,7 @@ class Engine:
 
         # ---- sampling, graphs ------------------------------------------------------------------------------
         self.sampler = Sampler(self.ctx.ops, self.state, config.seed)
-        self.stepper = Stepper(self.model, self.attn_backend, self.sampler, self.state)
+        self.stepper = Stepper(self.model, self.attn_backend, self.sampler, self.state, self.kv_cache)
         self._host_tokens = [
             (self.platform.empty_pinned((self.max_running_req + 1,), torch.int32), self.platform.new_event())
             for _ in range(OUTPUT_DEPTH)

@@ -16,6 +16,7 @@ from minisgl_core.plugin_api import StepOutput
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from minisgl_core.kvcache.pool import PagedKVPool
     from minisgl_core.plugin_api import SamplingMode
 
     from .dispatch import AttentionDispatcher
@@ -51,8 +52,10 @@ class ForwardOutput(NamedTuple):
 class Stepper:
     """Implements ``plugin_api.GraphHost`` for one engine."""
 
-    def __init__(self, model: Any, attn: AttentionDispatcher, sampler: Sampler, state: DecodeState) -> None:
-        self.model = model
+    def __init__(
+        self, model: Any, attn: AttentionDispatcher, sampler: Sampler, state: DecodeState, pool: PagedKVPool
+    ) -> None:
+        self.model, self._pool = model, pool
         self._attn, self._sampler, self._state = attn, sampler, state
 
     def step(self, batch: Batch) -> StepOutput:
@@ -116,6 +119,20 @@ class Stepper:
                 held = state.page_table[req.table_idx, : len(slots)]
                 expected[f"DecodeState.page_table[{req.table_idx}]"] = (held, torch.from_numpy(slots.copy()).to(device))
         return expected
+
+    def poison_targets(self, batch: Batch) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+        """By cache name: (the cache, the pages that no Req of ``batch`` may read), for checkers that poison them."""
+        pool = self._pool
+        named = torch.zeros(pool.num_pages + 1, dtype=torch.bool, device=self._state.rows.device)
+        for req in batch.reqs:
+            named[(self._state.page_table[req.table_idx, : req.device_len] // pool.page_size).long()] = True
+        free = (~named).nonzero().flatten()
+        caches = {
+            f"KVPool.{kind}_cache({i})": pair[at]
+            for i, pair in enumerate(pool.caches())
+            for at, kind in enumerate("kv")
+        }
+        return {name: (cache, free) for name, cache in caches.items()}
 
 
 def _int32(values: list[int], device: torch.device) -> torch.Tensor:

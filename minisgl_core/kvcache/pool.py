@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class PagedKVPool:
         self.num_pages, self.page_size = num_pages, page_size
         # Zeros, not empty: kernels that multiply a page's unused tail by zero need it finite.
         shape = (2, num_layers, num_pages + 1, page_size, kv_heads, head_dim)
-        self._storage: torch.Tensor | None = torch.zeros(shape, dtype=dtype, device=device)
+        self._storage: torch.Tensor | None = _zeros(shape, dtype, device)
         self._caches = [(self._storage[0, i], self._storage[1, i]) for i in range(num_layers)]
 
     @staticmethod
@@ -56,10 +58,25 @@ class PagedKVPool:
         """(P + 1, S, K, D)"""
         return self._caches[layer][1]
 
+    def caches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Every layer's two caches."""
+        return self._caches
+
     def close(self) -> None:
         """Drop the memory."""
         self._storage = None
         self._caches = []
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU the system gives each page of memory only when it is first written.
+
+    torch fills its zeros by hand there, which would touch gigabytes that most runs never need.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 class _RepagedPool:

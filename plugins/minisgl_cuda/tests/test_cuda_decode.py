@@ -84,7 +84,7 @@ def backend(pool: Pool, q: torch.Tensor, facts: LayerFacts, options: DecodeOptio
         2, SimpleNamespace(),  # type: ignore[arg-type]
     )  # fmt: skip
     # The interpreter runs one program after the other: few of them are enough there.
-    found = CudaDecodeAttention(setup, options or DecodeOptions(programs=528 if ON_GPU else 8))
+    found = CudaDecodeAttention(setup, options or (DecodeOptions() if ON_GPU else DecodeOptions(programs=8)))
     found.bind_kv(pool)
     return found
 

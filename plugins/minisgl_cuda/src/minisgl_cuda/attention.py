@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .options import DecodeOptions
 from .triton_ops.decode import decode_attention
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import AttentionSetup, BatchLike, KVPool
-
-    from .options import DecodeOptions
 
 __all__ = ["CudaDecodeAttention"]
 
@@ -24,9 +23,8 @@ class CudaDecodeAttention:
 
     def __init__(self, setup: AttentionSetup, options: DecodeOptions | None = None) -> None:
         self._s = setup
-        self._splits = options.splits if options is not None else None
-        self._block_t = options.block_tokens if options is not None else 64
-        self._programs = options.programs if options is not None else 528
+        chosen = options or DecodeOptions()
+        self._splits, self._block_t, self._programs = chosen.splits, chosen.block_tokens, chosen.programs
         self._pool: KVPool | None = None
         self._scratch = torch.empty(self._scratch_size(), dtype=torch.float32, device=setup.device)
 

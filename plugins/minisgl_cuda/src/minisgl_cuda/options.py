@@ -18,5 +18,5 @@ class DecodeOptions(BaseModel):
     """Parts that each row's keys are cut into; None = by batch size."""
     block_tokens: Literal[16, 32, 64, 128] = 64
     """Keys per inner step."""
-    programs: int = Field(default=528, ge=1)
+    programs: int = Field(default=264, ge=1)
     """How many programs to aim for when choosing the parts: a few per multiprocessor."""
