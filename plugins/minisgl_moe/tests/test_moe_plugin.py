@@ -14,8 +14,9 @@ from minisgl_moe.plugin import minisgl_layer_ops, minisgl_moe_executors
 
 
 @pytest.mark.parametrize("sm", [80, 90, 100])
-def test_experts_run_inside_graphs_from_ampere_on(sm: int) -> None:
-    need = Need(device=DeviceFacts("cuda", sm=sm), dtype="bfloat16", capture=True)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_experts_run_inside_graphs_from_ampere_on(sm: int, dtype: str) -> None:
+    need = Need(device=DeviceFacts("cuda", sm=sm), dtype=dtype, capture=True)
     assert match(EXECUTOR, need)[1] == []
 
 
@@ -24,7 +25,7 @@ def test_experts_run_inside_graphs_from_ampere_on(sm: int) -> None:
     [
         (Need(device=DeviceFacts("cpu"), dtype="bfloat16"), "device"),
         (Need(device=DeviceFacts("cuda", sm=75), dtype="bfloat16"), "sm"),
-        (Need(device=DeviceFacts("cuda", sm=90), dtype="float32"), "dtype"),
+        (Need(device=DeviceFacts("cuda", sm=90), dtype="float64"), "dtype"),
     ],
 )
 def test_just_outside_is_refused(need: Need, code: str) -> None:

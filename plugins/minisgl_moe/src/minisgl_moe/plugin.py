@@ -1,8 +1,4 @@
-"""What minisgl-moe offers: plain records, nothing heavy is imported here.
-
-This release holds the specs and not yet the kernels. Every spec therefore also requires the module of its own factory:
-as long as that module is not shipped, resolving refuses the backend and says so.
-"""
+"""What minisgl-moe offers: plain records, nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ __all__ = [
 MINISGL_PLUGIN = PluginInfo(name="moe", api={"moe": ">=1,<2", "ops": ">=1,<2"})
 
 _SM = (80, 121)
-_HALF = ("bfloat16", "float16")
+_FLOATS = ("bfloat16", "float16", "float32")
 
 
 @hookimpl
@@ -28,8 +24,9 @@ def minisgl_moe_executors() -> list[BackendSpec]:
             role="moe",
             name="fused",
             factory="minisgl_moe.executor:FusedMoE",
-            requires=("import:minisgl_moe.executor", "import:triton"),
-            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_HALF, graph="always"),),
+            requires=("import:triton",),
+            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_FLOATS, graph="always"),),
+            options="minisgl_moe.options:FusedMoEOptions",
             tier=10,
             summary="expert alignment and grouped matrix products in Triton",
         )
@@ -44,16 +41,8 @@ def minisgl_layer_ops() -> list[BackendSpec]:
             role="ops",
             name="fused_route",
             factory="minisgl_moe.routing:FusedRouting",
-            requires=("import:minisgl_moe.routing", "import:triton"),
-            caps=(
-                Caps(
-                    devices=("cuda",),
-                    sm=_SM,
-                    dtypes=(*_HALF, "float32"),
-                    graph="always",
-                    ops=("route",),
-                ),
-            ),
+            requires=("import:triton",),
+            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_FLOATS, graph="always", ops=("route",)),),
             tier=10,
             summary="top-k routing in Triton",
         )

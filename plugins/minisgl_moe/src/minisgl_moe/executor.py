@@ -1,0 +1,131 @@
+"""Experts ``fused``: two products by expert, silu-and-mul inside the first, routing weights inside the second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from .tiles import SHIPPED, Geometry, Tiling, load_table, tiling_at
+from .triton_ops.align import Alignment, align
+from .triton_ops.grouped import down_grouped, sum_pairs, up_grouped
+from .triton_ops.pairs import down_pairs, up_pairs
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import MoESetup
+
+    from .options import FusedMoEOptions
+
+__all__ = ["FusedMoE", "FusedWeights", "architecture"]
+
+MOST_TOKENS = 16384
+"""More pass in turns: by then the products are bound by arithmetic, and the workspace stays below a gigabyte."""
+
+
+class FusedWeights(NamedTuple):
+    """One layer's, as the kernels want them."""
+
+    w13: torch.Tensor
+    """(E, 2I, H), rows gate 0, up 0, gate 1, up 1, ..."""
+    w2: torch.Tensor
+    """(E, H, I)"""
+
+
+def architecture(device: torch.device) -> int:
+    """Compute capability times ten, 0 where the interpreter runs."""
+    if device.type != "cuda":
+        return 0
+    from triton.runtime import driver
+
+    return int(driver.active.get_current_target().arch)
+
+
+class FusedMoE:
+    """float32 accumulation; no atomics, so equal input gives equal bits. One workspace serves all layers in turn."""
+
+    def __init__(self, setup: MoESetup, options: FusedMoEOptions | None = None) -> None:
+        self._dtype, self._experts, self._top_k = setup.dtype, setup.num_experts, setup.top_k
+        self._shape13 = (setup.num_experts, 2 * setup.intermediate_size, setup.hidden_size)
+        self._geometry = Geometry(
+            architecture(setup.device),
+            str(setup.dtype).removeprefix("torch."),
+            setup.num_experts,
+            setup.top_k,
+            setup.intermediate_size,
+            setup.hidden_size,
+        )
+        folders = () if options is None else options.folders
+        self._table = load_table(self._geometry, (*folders, SHIPPED))
+        self._most = max(1, min(setup.max_tokens, MOST_TOKENS))
+        pairs = self._most * setup.top_k
+        kind = {"dtype": setup.dtype, "device": setup.device}
+        self._inner = torch.empty(pairs, setup.intermediate_size, **kind)  # type: ignore[call-overload]
+        self._rows = torch.empty(pairs, setup.hidden_size, **kind)  # type: ignore[call-overload]
+        self._aligned = Alignment.empty(pairs, setup.num_experts, setup.device)
+
+    def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> FusedWeights:
+        """w13 (E, 2I, H), gate rows first, and w2 (E, H, I). Gate and up rows are interleaved in a copy: a block of
+        rows then holds both halves of what it computes.
+        """
+        experts, double, hidden = self._shape13
+        for name, weight, shape in (("w13", w13, self._shape13), ("w2", w2, (experts, hidden, double // 2))):
+            if weight.dtype != self._dtype or tuple(weight.shape) != shape:
+                raise ValueError(
+                    f"moe:fused was set up for {name} {shape} of {self._dtype}, layer {layer_id} has "
+                    f"{tuple(weight.shape)} of {weight.dtype}"
+                )
+        return FusedWeights(torch.stack(w13.chunk(2, dim=1), dim=2).view(self._shape13), w2.contiguous())
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        weights: FusedWeights,
+        layer_id: int,
+    ) -> torch.Tensor:
+        """x (T, H) with any row stride, topk_ids and topk_weights (T, k) -> new (T, H); x is not changed."""
+        if x.dtype != self._dtype:
+            raise TypeError(f"moe:fused was set up for {self._dtype}, got {x.dtype} activations")
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        ids, scale = topk_ids.contiguous(), topk_weights.contiguous()
+        out = x.new_empty(x.shape)
+        for first in range(0, x.shape[0], self._most):
+            part = slice(first, first + self._most)
+            tiling = tiling_at(self._geometry, len(ids[part]), self._table)
+            run = self._run_grouped if tiling.grouped else self._run_pairs
+            run(out[part], x[part], ids[part], scale[part], weights, tiling)
+        return out
+
+    def _run_grouped(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        scale: torch.Tensor,
+        weights: FusedWeights,
+        tiling: Tiling,
+    ) -> None:
+        inner, rows = self._inner[: ids.numel()], self._rows[: ids.numel()]
+        slots, experts, total, counts = self._aligned
+        align(slots, experts, total, counts, ids, self._experts, tiling.up.block_m)
+        up_grouped(inner, x, weights.w13, slots, experts, total, self._top_k, tiling.up)
+        down_grouped(rows, inner, weights.w2, scale, slots, experts, total, tiling.down)
+        sum_pairs(out, rows, ids, self._experts)
+
+    def _run_pairs(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        scale: torch.Tensor,
+        weights: FusedWeights,
+        tiling: Tiling,
+    ) -> None:
+        inner = self._inner[: ids.numel()]
+        up_pairs(inner, x, weights.w13, ids, tiling.up)
+        down_pairs(out, inner, weights.w2, scale, ids, tiling.down)
+
+    def close(self) -> None:
+        """Free the workspace."""
+        del self._inner, self._rows, self._aligned

@@ -1,0 +1,22 @@
+"""Options of the experts ``fused``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, DirectoryPath
+
+__all__ = ["FusedMoEOptions"]
+
+
+class FusedMoEOptions(BaseModel):
+    """``tiles``: a folder of tile tables of your own, asked before those that come with the package."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tiles: DirectoryPath | None = None
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders to search, at most one."""
+        return () if self.tiles is None else (self.tiles,)

@@ -1,0 +1,1 @@
+"""The kernels of the experts and of routing, in Triton, as operations of ``torch.ops.minisgl_moe``."""
