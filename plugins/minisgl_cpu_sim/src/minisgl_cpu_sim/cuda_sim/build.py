@@ -1,0 +1,98 @@
+"""Compiles kernels for the simulator: once per change of a source or of the compiler, into the user's cache folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..native.build import cache_dir, compiler_command
+
+__all__ = ["INCLUDE", "CompileError", "compile_kernels"]
+
+_HERE = Path(__file__).parent
+INCLUDE = _HERE / "include"
+_FLAGS = ("-std=c++20", "-O1", "-fno-exceptions", "-w", f"-I{INCLUDE}")
+# The instrumentation sees what the optimiser leaves: vector accesses must not have been split or merged.
+# DWARF 4: some releases of addr2line name the wrong file of the newer format.
+_KERNEL_FLAGS = ("-gdwarf-4", "-fsanitize=thread", "-fno-tree-sra", "-fno-tree-vectorize", "-fno-store-merging")
+
+
+class CompileError(Exception):
+    """The kernels are not C++ that the host's compiler and the simulator's ``minisgl/device.h`` accept."""
+
+
+def compile_kernels(sources: Sequence[Path], kernels: Sequence[str], include_dirs: Sequence[Path]) -> Path:
+    """The library that holds ``kernels``, C++ expressions such as ``ns::copy<float>``, as ``minisgl_sim_entry_<i>``."""
+    compiler = compiler_command()
+    unit = _unit(sources, kernels)
+    folder = cache_dir() / "cuda_sim"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = sorted({*sources, *(path for folder in include_dirs for path in _tree(folder))})
+    runtime = folder / f"runtime-{_key(compiler, _FLAGS, _tree(_HERE))}"
+    target = folder / f"{_key((*compiler, unit, runtime.name), _KERNEL_FLAGS, files)}.so"
+    if target.exists():
+        return target
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            if not runtime.exists():
+                _compile_runtime(compiler, Path(scratch), runtime)
+            if not target.exists():
+                _compile_kernels(compiler, unit, include_dirs, runtime, Path(scratch), target)
+    return target
+
+
+def _tree(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix in {".h", ".hpp", ".cuh", ".cu", ".cpp"})
+
+
+def _key(command: Sequence[str], flags: Sequence[str], files: Sequence[Path]) -> str:
+    digest = hashlib.sha256("\0".join((*command, *flags)).encode())
+    for path in files:
+        digest.update(str(path).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _unit(sources: Sequence[Path], kernels: Sequence[str]) -> str:
+    lines = ["#include <minisgl/device.h>", *(f'#include "{source.resolve()}"' for source in sources)]
+    for i, kernel in enumerate(kernels):
+        lines.append(
+            f'extern "C" void minisgl_sim_entry_{i}(const int64_t* slots) {{ minisgl_sim::call({kernel}, slots); }}'
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _compile_runtime(compiler: tuple[str, ...], scratch: Path, target: Path) -> None:
+    objects = scratch / "runtime"
+    objects.mkdir()
+    sources = sorted((_HERE / "runtime").glob("*.cpp"))
+    _run(*([*compiler, *_FLAGS, "-c", str(source), "-o", f"{objects}/{source.stem}.o"] for source in sources))
+    os.replace(objects, target)
+
+
+def _compile_kernels(
+    compiler: tuple[str, ...], unit: str, include_dirs: Sequence[Path], runtime: Path, scratch: Path, target: Path
+) -> None:
+    source, compiled, linked = scratch / "kernels.cpp", scratch / "kernels.o", scratch / "linked.so"
+    source.write_text(unit)
+    folders = [f"-I{folder}" for folder in include_dirs]
+    _run([*compiler, *_FLAGS, *folders, *_KERNEL_FLAGS, "-c", str(source), "-o", str(compiled)])
+    # -Bsymbolic: every library has a simulator of its own.
+    objects = [str(compiled), *(str(path) for path in sorted(runtime.glob("*.o")))]
+    _run([*compiler, "-shared", "-Wl,-Bsymbolic", *objects, "-o", str(linked)])
+    os.replace(linked, target)
+
+
+def _run(*commands: Sequence[str]) -> None:
+    """Side by side."""
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    errors = [process.communicate()[1] for process in running]
+    for command, process, error in zip(commands, running, errors, strict=True):
+        if process.returncode != 0:
+            raise CompileError(f"{shlex.join(command[:1])} failed:\n{error[:4000]}")
