@@ -14,7 +14,7 @@ from typing import Any
 
 from minisgl_core.plugin_api import CannotRun, Reason
 
-__all__ = ["CSRC", "cache_dir", "compile_kernels", "compile_once"]
+__all__ = ["CSRC", "cache_dir", "compile_kernels", "compile_once", "probe"]
 
 CSRC = Path(__file__).parent / "csrc"
 _FLAGS = ("-shared", "-O3", "-std=c++17", "-Xcompiler", "-fPIC", "-I", str(CSRC))
