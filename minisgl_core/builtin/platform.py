@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,17 +15,22 @@ from minisgl_core.errors import EngineError
 __all__ = ["CpuPlatform", "CudaPlatform"]
 
 
-class _NoEvent:
-    """On a CPU all work is done when it returns."""
+class _CpuEvent:
+    """On a CPU all work is done when it returns, so only the time of the mark is kept."""
+
+    _at = 0.0
 
     def record(self) -> None:
-        pass
+        self._at = time.perf_counter()
 
     def synchronize(self) -> None:
         pass
 
     def query(self) -> bool:
         return True
+
+    def elapsed_time(self, end: _CpuEvent) -> float:
+        return (end._at - self._at) * 1000
 
 
 class CpuPlatform:
@@ -39,8 +45,8 @@ class CpuPlatform:
     def activate(self) -> None:
         pass
 
-    def new_event(self) -> _NoEvent:
-        return _NoEvent()
+    def new_event(self, *, timing: bool = False) -> _CpuEvent:
+        return _CpuEvent()
 
     def wait_event(self, event: Any) -> None:
         pass
@@ -115,8 +121,8 @@ class CudaPlatform:
         torch.cuda.set_device(self.device)
         torch.cuda.set_stream(self._stream)
 
-    def new_event(self) -> torch.cuda.Event:
-        return torch.cuda.Event()
+    def new_event(self, *, timing: bool = False) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=timing)
 
     def wait_event(self, event: Any) -> None:
         torch.cuda.current_stream(self.device).wait_event(event)

@@ -30,6 +30,10 @@ class Event(Protocol):
         """Has the mark been reached?"""
         ...
 
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds from this mark to a later one; both made with ``timing=True`` and reached."""
+        ...
+
 
 class CapturedGraph(Protocol):
     """A recorded step."""
@@ -51,7 +55,7 @@ class Platform(Protocol):
         """Make the device and the engine's stream current on this thread."""
         ...
 
-    def new_event(self) -> Event: ...
+    def new_event(self, *, timing: bool = False) -> Event: ...
 
     def wait_event(self, event: Event) -> None:
         """Make the current stream wait for an event."""

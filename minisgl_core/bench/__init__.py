@@ -1,0 +1,6 @@
+"""Throughput and latency of an engine on fixed work, beside what the hardware would allow."""
+
+from .measure import Result, measure
+from .workloads import WORKLOADS, Workload, make_workload
+
+__all__ = ["WORKLOADS", "Result", "Workload", "make_workload", "measure"]

@@ -1,0 +1,84 @@
+"""What the hardware allows: each pass must read its weights and its keys and values, and do its multiplications.
+
+The limit of a pass is the larger of bytes over memory bandwidth and operations over the matrix rate, both as measured
+on this device; attention's own multiplications and activations are left out, experts are drawn uniformly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from minisgl_core.modelconfig import ModelConfig
+    from minisgl_core.plugin_api import Platform
+
+__all__ = ["Ceilings", "PassFacts", "measure_ceilings", "pass_seconds"]
+
+
+class PassFacts(NamedTuple):
+    """One pass: new tokens, rows that need logits, and tokens of context that its rows read."""
+
+    is_decode: bool
+    tokens: int
+    rows: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Measured rates of one device."""
+
+    bytes_per_s: float
+    """Read and written, of a large copy."""
+    flops_per_s: float
+    """Of a large square product in the compute dtype."""
+
+
+def measure_ceilings(platform: Platform, dtype: torch.dtype) -> Ceilings:
+    """Best of several: a ceiling, not an average. About a second."""
+    on_cpu = platform.device.type == "cpu"
+    elements, side = (1 << 24, 1024) if on_cpu else (1 << 31, 8192)
+    source = torch.ones(elements, dtype=torch.uint8, device=platform.device)
+    target = torch.empty_like(source)
+    copy = _best_seconds(platform, partial(target.copy_, source))
+    a, b = (torch.randn(side, side, device=platform.device).to(dtype) for _ in range(2))
+    product = _best_seconds(platform, partial(torch.matmul, a, b))
+    return Ceilings(2 * elements / copy, 2 * side**3 / product)
+
+
+def _best_seconds(platform: Platform, call: Callable[[], object], repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        platform.synchronize()
+        begin = time.perf_counter()
+        call()
+        platform.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def pass_seconds(model: ModelConfig, facts: PassFacts, ceilings: Ceilings, item_bytes: int, ranks: int = 1) -> float:
+    """Shortest time of one pass, its work spread over ``ranks`` devices."""
+    attention = (2 * model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    read: float = model.num_layers * attention + head
+    multiplied: float = model.num_layers * attention * facts.tokens + head * facts.rows
+    sparse = set(model.moe.layers) if model.moe is not None else set()
+    dense = (model.num_layers - len(sparse)) * 3 * model.intermediate_size * model.hidden_size
+    read, multiplied = read + dense, multiplied + dense * facts.tokens
+    if model.moe is not None:
+        moe = model.moe
+        expert = 3 * moe.intermediate_size * model.hidden_size
+        shared = 3 * moe.shared_intermediate_size * model.hidden_size
+        touched = moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** facts.tokens)
+        read += len(sparse) * (touched * expert + shared)
+        multiplied += len(sparse) * (moe.top_k * expert + shared) * facts.tokens
+    kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * (facts.context + facts.tokens)
+    seconds = max((read + kv) * item_bytes / ceilings.bytes_per_s, 2 * multiplied / ceilings.flops_per_s)
+    return seconds / ranks

@@ -1,0 +1,88 @@
+"""The work that benchmarks do: token ids in, a fixed number of tokens out, end-of-sequence ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from minisgl_core.errors import UsageError, nearest
+
+__all__ = ["WORKLOADS", "Workload", "make_workload"]
+
+LARGEST_ID: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that all arrive at once, in this order. ``keep_cache``: prefix hits are part of the work."""
+
+    mode: str
+    prompts: tuple[tuple[int, ...], ...]
+    outputs: tuple[int, ...]
+    temperature: float
+    keep_cache: bool = False
+
+    @property
+    def tokens_in(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def tokens_out(self) -> int:
+        return sum(self.outputs)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and output."""
+        return max(len(p) + n for p, n in zip(self.prompts, self.outputs, strict=True))
+
+    def within(self, vocab_size: int) -> Workload:
+        """The same work for a model of fewer ids than the benchmark draws."""
+        if vocab_size > LARGEST_ID:
+            return self
+        prompts = tuple(tuple(token % vocab_size for token in prompt) for prompt in self.prompts)
+        return Workload(self.mode, prompts, self.outputs, self.temperature, self.keep_cache)
+
+
+def _ids(r: Random, count: int) -> tuple[int, ...]:
+    return tuple(r.randint(0, LARGEST_ID) for _ in range(count))
+
+
+def _offline(r: Random, requests: int) -> Workload:
+    """Prompts, then outputs, of 100 to 1024 tokens each."""
+    prompts = tuple(_ids(r, r.randint(100, 1024)) for _ in range(requests))
+    return Workload("offline", prompts, tuple(r.randint(100, 1024) for _ in range(requests)), 0.6)
+
+
+def _latency(r: Random, requests: int) -> Workload:
+    """One request after the other would be the same: a batch of one."""
+    return Workload("latency", (_ids(r, 128),), (512,), 0.6)
+
+
+def _prefill(r: Random, requests: int) -> Workload:
+    return Workload("prefill", tuple(_ids(r, 1024) for _ in range(requests)), (1,) * requests, 0.6)
+
+
+def _shared_prefix(r: Random, requests: int) -> Workload:
+    prefix = _ids(r, 2048)
+    prompts = tuple(prefix + _ids(r, r.randint(16, 128)) for _ in range(requests))
+    return Workload("shared-prefix", prompts, (64,) * requests, 0.6, keep_cache=True)
+
+
+WORKLOADS: Final[Mapping[str, tuple[Callable[[Random, int], Workload], int]]] = {
+    "offline": (_offline, 256),
+    "latency": (_latency, 1),
+    "prefill": (_prefill, 64),
+    "shared-prefix": (_shared_prefix, 64),
+}
+"""Mode -> (how to draw it, number of requests)."""
+
+
+def make_workload(mode: str, seed: int = 0, requests: int | None = None) -> Workload:
+    """The work of a mode. Raises :class:`UsageError` for an unknown one."""
+    if mode not in WORKLOADS:
+        hint = nearest(mode, WORKLOADS) or f"the modes are {', '.join(WORKLOADS)}"
+        raise UsageError(f"unknown benchmark mode {mode!r}", field="mode", value=mode, remedy=hint)
+    draw, usual = WORKLOADS[mode]
+    return draw(Random(seed), requests or usual)
