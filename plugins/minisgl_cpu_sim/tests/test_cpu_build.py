@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl_core.plugin_api import CannotRun, LinearSetup
+from minisgl_cpu_sim.library import prepare
 from minisgl_cpu_sim.native import build
 from minisgl_cpu_sim.native.linear import NativeLinear
 
@@ -124,3 +125,17 @@ def test_kernels_are_one_operation_to_a_recorder() -> None:
         inside = backend.forward(x, weight)
     assert seen[-1] == "minisgl_cpu.linear.default" and len(seen) == 2
     assert torch.equal(inside, outside)
+
+
+def test_a_prepared_call_repeats_a_kernel_on_the_same_memory() -> None:
+    x, weight, out = torch.randn(2, 8), torch.randn(4, 8), torch.empty(2, 4)
+    call = prepare(torch.ops.minisgl_cpu.linear.default, (out, x, weight, None))
+    assert call is not None
+    for _ in range(2):
+        x.copy_(torch.randn(2, 8))
+        call()
+        torch.testing.assert_close(out, x @ weight.t())
+
+
+def test_other_operations_have_no_prepared_form() -> None:
+    assert prepare(torch.ops.aten.add.Tensor, (torch.ones(1), torch.ones(1))) is None

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["Operation", "register"]
+__all__ = ["Operation", "prepare", "register"]
 
 _LIBRARY = torch.library.Library("minisgl_cpu", "FRAGMENT")
 _listeners: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_PREPARE: dict[Any, Callable[..., Callable[[], None]]] = {}
 
 
 class Operation:
@@ -29,10 +30,27 @@ class Operation:
         return (self.op if _listeners() else self.body)(*args)
 
 
-def register(schema: str, body: Callable[..., Any], devices: tuple[str, ...] = ("CPU",)) -> Operation:
-    """Define ``schema`` and give it a body."""
+def register(
+    schema: str,
+    body: Callable[..., Any],
+    devices: tuple[str, ...] = ("CPU",),
+    prepare: Callable[..., Callable[[], None]] | None = None,
+) -> Operation:
+    """Define ``schema`` and give it a body. ``prepare(*args)``: see :func:`prepare`."""
     _LIBRARY.define(schema)
     name = schema.partition("(")[0]
     for device in devices:
         _LIBRARY.impl(name, body, device)
-    return Operation(getattr(torch.ops.minisgl_cpu, name).default, body)
+    op = getattr(torch.ops.minisgl_cpu, name).default
+    if prepare is not None:
+        _PREPARE[op] = prepare
+    return Operation(op, body)
+
+
+def prepare(op: Any, args: tuple[Any, ...]) -> Callable[[], None] | None:
+    """A call of ``op`` on these very tensors, marshalled once, for a graph to repeat; None if ``op`` has no such form.
+
+    Addresses, shapes and the number of threads are those of now. The caller keeps the tensors.
+    """
+    make = _PREPARE.get(op)
+    return None if make is None else make(*args)

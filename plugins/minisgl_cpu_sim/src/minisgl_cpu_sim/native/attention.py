@@ -6,13 +6,10 @@ import torch
 
 from minisgl_core.plugin_api import AttentionSetup, BatchLike, KVPool
 
-from ..library import register
 from .build import library
-from .entry import DTYPE_CODES, Entry, threads
+from .entry import DTYPE_CODES, kernel, threads
 
 __all__ = ["NativeAttention"]
-
-_ENTRY = Entry("minisgl_attention", "7P14q2d")
 
 
 def _attention(
@@ -27,10 +24,10 @@ def _attention(
     scale: float,
     window: int,
     softcap: float,
-) -> None:
+) -> tuple[float, ...]:
     _, heads, dim = q.shape
     slot, head = k_cache.stride()[1:3]
-    _ENTRY(
+    return (
         q.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
@@ -57,9 +54,11 @@ def _attention(
     )
 
 
-_OP = register(
+_OP = kernel(
     "attention(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor cu_q, Tensor kv_lens, Tensor page_ids, "
     "int page_size, float scale, int window, float softcap) -> ()",
+    "minisgl_attention",
+    "7P14q2d",
     _attention,
 )
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
+from ..library import Operation, register
 from .build import library
 
-__all__ = ["DTYPE_CODES", "Entry", "threads"]
+__all__ = ["DTYPE_CODES", "Entry", "kernel", "threads"]
 
 DTYPE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As ``call.h`` numbers them."""
@@ -26,18 +28,32 @@ class Entry:
     A packed struct and one pointer cost a third of what a dozen ctypes arguments do.
     """
 
-    __slots__ = ("_function", "_name", "_pack")
+    __slots__ = ("_name", "call", "pack")
 
     def __init__(self, name: str, layout: str) -> None:
         self._name = name
-        self._pack = struct.Struct(layout).pack
-        self._function: Callable[[bytes], Any] = self._bind
+        self.pack = struct.Struct(layout).pack
+        self.call: Callable[[bytes], Any] = self._first_call
 
-    def __call__(self, *fields: float) -> None:
-        self._function(self._pack(*fields))
+    def _first_call(self, packed: bytes) -> None:
+        self.function()(packed)
 
-    def _bind(self, packed: bytes) -> None:
+    def function(self) -> Callable[[bytes], Any]:
+        """The function itself; the library is loaded now at the latest."""
         function = getattr(library(), self._name)
         function.argtypes, function.restype = [ctypes.c_char_p], None
-        self._function = function
-        function(packed)
+        self.call = function
+        return self.call
+
+
+def kernel(schema: str, name: str, layout: str, fields: Callable[..., tuple[float, ...]]) -> Operation:
+    """Register the function ``name`` as an operation; ``fields`` makes its struct of the operation's arguments."""
+    entry = Entry(name, layout)
+
+    def body(*args: Any) -> None:
+        entry.call(entry.pack(*fields(*args)))
+
+    def prepare(*args: Any) -> Callable[[], None]:
+        return functools.partial(entry.function(), entry.pack(*fields(*args)))
+
+    return register(schema, body, prepare=prepare)

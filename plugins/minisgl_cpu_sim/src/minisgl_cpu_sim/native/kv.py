@@ -9,22 +9,19 @@ import torch
 
 from minisgl_core.plugin_api import KVSetup
 
-from ..library import register
 from .build import library
-from .entry import Entry, threads
+from .entry import Entry, kernel, threads
 
 __all__ = ["NativeKV"]
 
-_STORE = Entry("minisgl_store", "5P6q")
-_INDEX = Entry("minisgl_index", "3P6q")
 _MATCH = Entry("minisgl_match_len", "2PqP")
 
 
 def _store(
     k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out_loc: torch.Tensor
-) -> None:
+) -> tuple[float, ...]:
     size = k_cache.element_size()
-    _STORE(
+    return (
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         k.data_ptr(),
@@ -39,9 +36,9 @@ def _store(
     )
 
 
-def _index(out: torch.Tensor, table: torch.Tensor, ids: torch.Tensor, start: int, rows: int) -> None:
+def _index(out: torch.Tensor, table: torch.Tensor, ids: torch.Tensor, start: int, rows: int) -> tuple[float, ...]:
     size = table.element_size()
-    _INDEX(
+    return (
         table.data_ptr(),
         ids.data_ptr(),
         out.data_ptr(),
@@ -54,8 +51,15 @@ def _index(out: torch.Tensor, table: torch.Tensor, ids: torch.Tensor, start: int
     )
 
 
-_STORE_OP = register("store(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor out_loc) -> ()", _store)
-_INDEX_OP = register("index(Tensor(a!) out, Tensor table, Tensor ids, int start, int rows) -> ()", _index)
+_STORE_OP = kernel(
+    "store(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor out_loc) -> ()",
+    "minisgl_store",
+    "5P6q",
+    _store,
+)
+_INDEX_OP = kernel(
+    "index(Tensor(a!) out, Tensor table, Tensor ids, int start, int rows) -> ()", "minisgl_index", "3P6q", _index
+)
 
 
 class NativeKV:
@@ -81,7 +85,7 @@ class NativeKV:
     def match_len(self, a: np.ndarray, b: np.ndarray) -> int:
         """Length of the common prefix of two contiguous int32 arrays."""
         out = ctypes.c_int64()
-        _MATCH(a.ctypes.data, b.ctypes.data, min(len(a), len(b)), ctypes.addressof(out))
+        _MATCH.call(_MATCH.pack(a.ctypes.data, b.ctypes.data, min(len(a), len(b)), ctypes.addressof(out)))
         return out.value
 
     def close(self) -> None:

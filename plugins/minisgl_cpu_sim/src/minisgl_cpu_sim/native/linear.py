@@ -10,20 +10,18 @@ import torch.nn.functional as F
 
 from minisgl_core.plugin_api import LinearSetup
 
-from ..library import register
 from .build import library
-from .entry import DTYPE_CODES, Entry, threads
+from .entry import DTYPE_CODES, kernel, threads
 
 __all__ = ["NativeLinear"]
 
-_ENTRY = Entry("minisgl_linear", "4P7q")
 _SKINNY = 16
 """As ``gemm.h`` has it: up to so many rows our kernel is bound by reading the weights."""
 
 
-def _linear(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _linear(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[float, ...]:
     rows, width = weight.shape
-    _ENTRY(
+    return (
         x.data_ptr(),
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
@@ -38,7 +36,7 @@ def _linear(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torc
     )
 
 
-_OP = register("linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias) -> ()", _linear)
+_OP = kernel("linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias) -> ()", "minisgl_linear", "4P7q", _linear)
 
 
 def _torch_multiplies_faster(dtype: torch.dtype) -> bool:

@@ -6,13 +6,10 @@ import torch
 
 from minisgl_core.plugin_api import MoESetup
 
-from ..library import register
 from .build import library
-from .entry import DTYPE_CODES, Entry, threads
+from .entry import DTYPE_CODES, kernel, threads
 
 __all__ = ["NativeMoE"]
-
-_ENTRY = Entry("minisgl_moe", "6P8q")
 
 
 def _moe(
@@ -22,9 +19,9 @@ def _moe(
     topk_weights: torch.Tensor,
     w13: torch.Tensor,
     w2: torch.Tensor,
-) -> None:
+) -> tuple[float, ...]:
     experts, width, inner = w2.shape
-    _ENTRY(
+    return (
         x.data_ptr(),
         topk_ids.data_ptr(),
         topk_weights.data_ptr(),
@@ -42,7 +39,12 @@ def _moe(
     )
 
 
-_OP = register("moe(Tensor(a!) out, Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2) -> ()", _moe)
+_OP = kernel(
+    "moe(Tensor(a!) out, Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2) -> ()",
+    "minisgl_moe",
+    "6P8q",
+    _moe,
+)
 
 
 class NativeMoE:

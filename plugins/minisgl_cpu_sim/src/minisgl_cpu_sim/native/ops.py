@@ -6,23 +6,17 @@ import torch
 
 from minisgl_core.plugin_api import OpsSetup, SampleArgs, SamplingMode
 
-from ..library import register
 from .build import library
-from .entry import DTYPE_CODES, Entry, threads
+from .entry import DTYPE_CODES, kernel, threads
 
 __all__ = ["NativeOps"]
 
-_NORM = Entry("minisgl_norm", "4P7qd")
-_ROPE = Entry("minisgl_rope", "8P12qd")
-_ACT = Entry("minisgl_act", "2P5q")
-_ROUTE = Entry("minisgl_route", "3P7q")
-_SAMPLE = Entry("minisgl_sample", "2P" + 7 * "Pq" + "6q")
 _MODES: dict[SamplingMode, int] = {"greedy": 0, "random": 1, "filtered": 2}
 
 
-def _rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+def _rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[float, ...]:
     tokens, width = x.shape
-    _NORM(
+    return (
         x.data_ptr(),
         0,
         weight.data_ptr(),
@@ -38,11 +32,11 @@ def _rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: flo
     )
 
 
-def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[float, ...]:
     tokens, width = x.shape
     at = x.data_ptr()
     stride = x.stride(0)
-    _NORM(
+    return (
         at,
         residual.data_ptr(),
         weight.data_ptr(),
@@ -68,11 +62,11 @@ def _qk_norm_rope_store(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     out_loc: torch.Tensor,
-) -> None:
+) -> tuple[float, ...]:
     tokens, width = qkv.shape
     _, slot, head, _ = k_cache.stride()
     kv_heads, dim = k_cache.shape[2:]
-    _ROPE(
+    return (
         qkv.data_ptr(),
         0 if q_weight is None else q_weight.data_ptr(),
         0 if k_weight is None else k_weight.data_ptr(),
@@ -97,14 +91,14 @@ def _qk_norm_rope_store(
     )
 
 
-def _act_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
+def _act_and_mul(out: torch.Tensor, x: torch.Tensor) -> tuple[float, ...]:
     tokens, width = out.shape
-    _ACT(x.data_ptr(), out.data_ptr(), x.stride(0), tokens, width, DTYPE_CODES[x.dtype], threads())
+    return (x.data_ptr(), out.data_ptr(), x.stride(0), tokens, width, DTYPE_CODES[x.dtype], threads())
 
 
-def _route(ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor, renormalize: bool) -> None:
+def _route(ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor, renormalize: bool) -> tuple[float, ...]:
     tokens, experts = logits.shape
-    _ROUTE(
+    return (
         logits.data_ptr(),
         ids.data_ptr(),
         weights.data_ptr(),
@@ -129,9 +123,9 @@ def _sample(
     seed_hi: torch.Tensor,
     positions: torch.Tensor,
     mode: int,
-) -> None:
+) -> tuple[float, ...]:
     batch, vocab = logits.shape
-    _SAMPLE(
+    return (
         logits.data_ptr(),
         out.data_ptr(),
         temperature.data_ptr(),
@@ -157,20 +151,31 @@ def _sample(
     )
 
 
-_RMS_NORM = register("rms_norm(Tensor(a!) out, Tensor x, Tensor weight, float eps) -> ()", _rms_norm)
-_ADD_RMS_NORM = register(
-    "add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()", _add_rms_norm
+_RMS_NORM = kernel(
+    "rms_norm(Tensor(a!) out, Tensor x, Tensor weight, float eps) -> ()", "minisgl_norm", "4P7qd", _rms_norm
 )
-_QK_NORM_ROPE_STORE = register(
+_ADD_RMS_NORM = kernel(
+    "add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()",
+    "minisgl_norm",
+    "4P7qd",
+    _add_rms_norm,
+)
+_QK_NORM_ROPE_STORE = kernel(
     "qk_norm_rope_store(Tensor(a!) qkv, Tensor? q_weight, Tensor? k_weight, float eps, Tensor positions, "
     "Tensor cos_sin, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor out_loc) -> ()",
+    "minisgl_rope",
+    "8P12qd",
     _qk_norm_rope_store,
 )
-_ACT_AND_MUL = register("act_and_mul(Tensor(a!) out, Tensor x) -> ()", _act_and_mul)
-_ROUTE_OP = register("route(Tensor(a!) ids, Tensor(b!) weights, Tensor logits, bool renormalize) -> ()", _route)
-_SAMPLE_OP = register(
+_ACT_AND_MUL = kernel("act_and_mul(Tensor(a!) out, Tensor x) -> ()", "minisgl_act", "2P5q", _act_and_mul)
+_ROUTE_OP = kernel(
+    "route(Tensor(a!) ids, Tensor(b!) weights, Tensor logits, bool renormalize) -> ()", "minisgl_route", "3P7q", _route
+)
+_SAMPLE_OP = kernel(
     "sample(Tensor(a!) out, Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
     "Tensor seed_lo, Tensor seed_hi, Tensor positions, int mode) -> ()",
+    "minisgl_sample",
+    "2P" + 7 * "Pq" + "6q",
     _sample,
 )
 
