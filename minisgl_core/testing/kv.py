@@ -61,7 +61,9 @@ class KVCase(TrialCase):
 
     def build(self, subject: Subject, rig: Rig, box: Caps | None) -> Any:
         kv_dtype = dtype_named(self.kv_dtype or self.dtype)
-        setup = KVSetup(rig.device, dtype_named(self.dtype), kv_dtype, self.page_size, self.kv_heads, self.head_dim)
+        setup = KVSetup(
+            rig.device, dtype_named(self.dtype), kv_dtype, self.page_size, self.kv_heads, self.head_dim, rig.platform
+        )
         return subject.build(setup, box)
 
     def trial(self, backend: Any, rig: Rig) -> Trial:
