@@ -263,6 +263,8 @@ class Batch:
     """The SamplingMode that ``sampler.prepare`` chose."""
     last_rows: torch.Tensor | None = None
     """(B,) int64 on the device: where each Req's last token stands among the T tokens (prefill)."""
+    attn: Any = None
+    """The attention backend that serves this batch, chosen once by the dispatcher."""
 
     @property
     def size(self) -> int:

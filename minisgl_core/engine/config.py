@@ -89,6 +89,11 @@ class EngineConfig:
                 f"`device` is {self.device!r}", field="device", value=self.device, remedy="use auto, cpu or cuda"
             )
 
+    @property
+    def graph_max_bs(self) -> int | None:
+        """:attr:`cuda_graph_max_bs` in force."""
+        return self.cuda_graph_max_bs
+
     @staticmethod
     def _at_least(name: str, value: object, low: int) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < low:

@@ -1,11 +1,13 @@
-"""The engine's attention: derives each batch's view once, then calls the backend that the plan names for its phase.
+"""The engine's attention: derives each batch's view once, then calls the backend that the plan names for its phase and
+number of rows.
 
 Shapes: T tokens, B rows (padding included), P pages of a row.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
@@ -13,38 +15,53 @@ from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import BatchView
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from minisgl_core.core import Batch
     from minisgl_core.plugin_api import AttentionBackend, BatchLike, KVPool, Phase
 
     from .state import DecodeState
 
-__all__ = ["AttentionDispatcher"]
+__all__ = ["NO_LIMIT", "AttentionDispatcher", "Route"]
+
+NO_LIMIT: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A backend, for the batches of one phase that have at most ``limit`` rows, padding included."""
+
+    backend: AttentionBackend
+    page_size: int
+    """Of its kernels: the pool's, or a divisor of it. The same in every route of one backend."""
+    host_plan: bool
+    """Does it need host work before each replay?"""
+    limit: int = NO_LIMIT
 
 
 class AttentionDispatcher:
-    """What ``engine.attn_backend`` is."""
+    """What ``engine.attn_backend`` is. ``routes``: by phase, limits ascending, the last without one."""
 
-    def __init__(
-        self,
-        backends: dict[Phase, AttentionBackend],
-        host_plan: frozenset[Phase],
-        page_sizes: dict[Phase, int],
-        max_seq_len: int,
-    ) -> None:
-        self.backends = backends
-        self._host_plan = host_plan
-        self._page_sizes, self._max_seq_len = page_sizes, max_seq_len
+    def __init__(self, routes: Mapping[Phase, Sequence[Route]], max_seq_len: int) -> None:
+        self.routes = {phase: tuple(some) for phase, some in routes.items()}
+        self._max_seq_len = max_seq_len
         self._state: DecodeState | None = None
         self._dummy_slot = 0
 
     def bind(self, pool: KVPool, state: DecodeState) -> None:
         """The pool and the device state exist now."""
         self._state, self._dummy_slot = state, pool.num_pages * pool.page_size
-        bound: list[AttentionBackend] = []
-        for phase, backend in self.backends.items():
-            if not any(backend is other for other in bound):
-                backend.bind_kv(repaged(pool, self._page_sizes[phase]))
-                bound.append(backend)
+        for route in self._distinct():
+            route.backend.bind_kv(repaged(pool, route.page_size))
+
+    def _choose(self, batch: Batch) -> Route:
+        """The batch's route. Its layers then call that backend without asking again."""
+        rows = batch.padded_size
+        for route in self.routes[batch.phase]:
+            if rows <= route.limit:
+                break
+        batch.attn = route.backend
+        return route
 
     # Once per eager batch, on the host.
 
@@ -59,13 +76,13 @@ class AttentionDispatcher:
             self._state.upload_decode(batch)
             self._state.set_by_hand(batch)
             self.derive_decode(batch, self._lens_host(batch))
-        self.backends[batch.phase].prepare_metadata(_for_backends(batch))
+        batch.attn.prepare_metadata(_for_backends(batch))
 
     def prepare_for_replay(self, batch: Batch) -> None:
         """The host plan before a replay, for backends that have one."""
-        if "decode" in self._host_plan:
+        if self._choose(batch).host_plan:
             self.derive_decode(batch, self._lens_host(batch))
-            self.backends["decode"].prepare_for_replay(_for_backends(batch))
+            batch.attn.prepare_for_replay(_for_backends(batch))
 
     def _lens_host(self, batch: Batch) -> tuple[int, ...]:
         return (*(req.device_len for req in batch.reqs), *(1,) * (batch.padded_size - batch.size))
@@ -87,6 +104,7 @@ class AttentionDispatcher:
         batch.out_loc = _by_hand(batch.out_loc, state.page_table[rows[req_of_token], batch.positions])
         batch.last_rows = (sent.cu_q[1:] - 1).to(torch.int64)
         kv_lens, max_kv = sent.cached + sent.q_lens, max(kv_lens_host)
+        page_size = self._choose(batch).page_size
         batch.view = BatchView(
             q_lens_host,
             kv_lens_host,
@@ -94,8 +112,8 @@ class AttentionDispatcher:
             max_kv,
             sent.cu_q.clone(),
             kv_lens,
-            self._page_ids(rows, kv_lens, max_kv, self._page_sizes["prefill"]),
-            self._page_sizes["prefill"],
+            self._page_ids(rows, kv_lens, max_kv, page_size),
+            page_size,
         )
 
     # Device work: inside the step when captured.
@@ -111,6 +129,7 @@ class AttentionDispatcher:
         batch.out_loc = state.page_table[rows, positions]
         batch.last_rows = None
         max_kv = self._max_seq_len if lens_host is None else max(lens_host)
+        page_size = self._choose(batch).page_size
         batch.view = BatchView(
             None if lens_host is None else (1,) * batch.padded_size,
             lens_host,
@@ -118,8 +137,18 @@ class AttentionDispatcher:
             max_kv,
             state.iota[: batch.padded_size + 1],
             kv_lens,
-            self._page_ids(rows, kv_lens, max_kv, self._page_sizes["decode"]),
-            self._page_sizes["decode"],
+            self._page_ids(rows, kv_lens, max_kv, page_size),
+            page_size,
+        )
+
+    def view_in_pages(self, batch: Batch, page_size: int) -> BatchView:
+        """An eager batch's view, its pages counted in another size; its other tensors are shared."""
+        view, rows = batch.view, batch.rows
+        assert view is not None and rows is not None
+        return replace(
+            view,
+            page_ids_device=self._page_ids(rows, view.kv_lens_device, view.max_kv, page_size),
+            page_size=page_size,
         )
 
     def _page_ids(self, rows: torch.Tensor, kv_lens: torch.Tensor, max_kv: int, size: int) -> torch.Tensor:
@@ -132,33 +161,40 @@ class AttentionDispatcher:
 
     def update_metadata(self, batch: Batch) -> None:
         """Device operations once per step, captured with it."""
-        self.backends[batch.phase].update_metadata(_for_backends(batch))
+        batch.attn.update_metadata(_for_backends(batch))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: Batch) -> torch.Tensor:
         """q (T, H, D), k and v (T, K, D) -> new (T, H, D)."""
-        return self.backends[batch.phase].forward(q, k, v, layer_id, _for_backends(batch))
+        out: torch.Tensor = batch.attn.forward(q, k, v, layer_id, batch)
+        return out
 
     # Capture.
 
     def init_capture_graph(self, max_seq_len: int, bs_list: tuple[int, ...]) -> None:
-        """Graphs of these batch sizes will be recorded."""
-        self.backends["decode"].init_capture_graph(max_seq_len, bs_list)
+        """Graphs of these batch sizes will be recorded; each backend hears of its own."""
+        sizes: dict[int, tuple[AttentionBackend, list[int]]] = {}
+        lowest = 1
+        for route in self.routes["decode"]:
+            mine = [size for size in bs_list if lowest <= size <= route.limit]
+            sizes.setdefault(id(route.backend), (route.backend, []))[1].extend(mine)
+            lowest = route.limit + 1
+        for backend, its_sizes in sizes.values():
+            if its_sizes:
+                backend.init_capture_graph(max_seq_len, tuple(its_sizes))
 
     def prepare_for_capture(self, batch: Batch) -> None:
         """Host work before a capture; the batch has a view."""
-        self.backends["decode"].prepare_for_capture(_for_backends(batch))
+        batch.attn.prepare_for_capture(_for_backends(batch))
 
     def close(self) -> None:
         """Free the backends."""
-        for backend in self._distinct():
-            backend.close()
+        for route in self._distinct():
+            route.backend.close()
 
-    def _distinct(self) -> list[AttentionBackend]:
-        found: list[AttentionBackend] = []
-        for backend in self.backends.values():
-            if not any(backend is other for other in found):
-                found.append(backend)
-        return found
+    def _distinct(self) -> list[Route]:
+        """One route of every backend."""
+        every = [route for routes in self.routes.values() for route in routes]
+        return list({id(route.backend): route for route in every}.values())
 
 
 def _for_backends(batch: Batch) -> BatchLike:

@@ -62,10 +62,7 @@ class Engine:
         self._load_weights()
 
         # ---- attention before the pool, so that its workspace counts --------------------------------------
-        backends = setups.build_attention()
-        self.attn_backend = AttentionDispatcher(
-            backends, setups.host_plan_phases(), setups.kernel_page_sizes(), self.max_seq_len
-        )
+        self.attn_backend = AttentionDispatcher(setups.build_attention(), self.max_seq_len)
         self.ctx.attn = self.attn_backend
 
         # ---- the pool, the device state --------------------------------------------------------------------

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,6 +24,7 @@ from minisgl_core.plugin_api import (
 )
 from minisgl_core.registry import build
 
+from .dispatch import NO_LIMIT, Route
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -36,11 +40,11 @@ if TYPE_CHECKING:
         Platform,
         SamplingMode,
     )
-    from minisgl_core.registry import Plan
+    from minisgl_core.registry import Choice, Plan
 
     from .config import EngineConfig
 
-__all__ = ["ResolvedLinear", "ResolvedOps", "Setups", "capture_sizes"]
+__all__ = ["LinearRoute", "ResolvedLinear", "ResolvedOps", "Setups", "capture_sizes"]
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 MODES: tuple[SamplingMode, ...] = ("greedy", "random", "filtered")
@@ -59,30 +63,60 @@ class ResolvedOps:
             backend.close()
 
 
+@dataclass(frozen=True, slots=True)
+class LinearRoute:
+    """A linear backend, for inputs of at most ``limit`` rows."""
+
+    backend: LinearBackend
+    limit: int = NO_LIMIT
+
+
+class _PreparedLinear(NamedTuple):
+    """One weight, as each backend of its routes wants it."""
+
+    limits: tuple[int, ...]
+    """Of every route but the last"""
+    forwards: tuple[Callable[..., torch.Tensor], ...]
+    weights: tuple[Any, ...]
+    weight_of: Callable[[Any], torch.Tensor]
+
+
 class ResolvedLinear:
-    """Linear layers whose backend depends on the (N, K) of their weight."""
+    """Linear layers whose backend depends on the (N, K) of their weight and on the rows of their input.
 
-    def __init__(self, default: LinearBackend, by_shape: dict[tuple[int, int], LinearBackend]) -> None:
-        self._default, self._by_shape = default, by_shape
+    Backends that keep a weight as it is share it. One that repacks has a copy of its own, so a weight whose routes name
+    such a backend and another one takes memory twice.
+    """
 
-    def prepare_weights(self, weight: torch.Tensor) -> tuple[LinearBackend, Any]:
-        """(N, K) -> the backend of that shape and its prepared weights."""
-        backend = self._by_shape.get((weight.shape[0], weight.shape[1]), self._default)
-        return backend, backend.prepare_weights(weight)
+    def __init__(
+        self, default: Sequence[LinearRoute], by_shape: Mapping[tuple[int, int], Sequence[LinearRoute]]
+    ) -> None:
+        self._default, self._by_shape = tuple(default), {shape: tuple(routes) for shape, routes in by_shape.items()}
 
-    def weight_of(self, weights: tuple[LinearBackend, Any]) -> torch.Tensor:
+    def prepare_weights(self, weight: torch.Tensor) -> _PreparedLinear:
+        """(N, K) -> what :meth:`forward` takes."""
+        routes = self._by_shape.get((weight.shape[0], weight.shape[1]), self._default)
+        prepared = {id(route.backend): route.backend.prepare_weights(weight) for route in routes}
+        return _PreparedLinear(
+            tuple(route.limit for route in routes[:-1]),
+            tuple(route.backend.forward for route in routes),
+            tuple(prepared[id(route.backend)] for route in routes),
+            routes[-1].backend.weight_of,
+        )
+
+    def weight_of(self, weights: _PreparedLinear) -> torch.Tensor:
         """(N, K)"""
-        return weights[0].weight_of(weights[1])
+        return weights.weight_of(weights.weights[-1])
 
-    def forward(
-        self, x: torch.Tensor, weights: tuple[LinearBackend, Any], bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, weights: _PreparedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x (M, K) -> new (M, N)"""
-        return weights[0].forward(x, weights[1], bias)
+        at = bisect_left(weights.limits, x.shape[0])
+        return weights.forwards[at](x, weights.weights[at], bias)
 
     def close(self) -> None:
         """Free all of them."""
-        for backend in (self._default, *self._by_shape.values()):
+        routes = [route for some in (self._default, *self._by_shape.values()) for route in some]
+        for backend in {id(route.backend): route.backend for route in routes}.values():
             backend.close()
 
 
@@ -162,33 +196,35 @@ class Setups:
             self._platform, self._device, host, sizes, MODES, self._max_seq_len, None if quiet else progress_bar
         )
 
-    def build_attention(self) -> dict[Phase, AttentionBackend]:
-        """One object per distinct choice: a backend that serves both phases is built once."""
+    def build_attention(self) -> dict[Phase, list[Route]]:
+        """By phase, the plan's backends with the numbers of rows that they serve. Equal choices are built once."""
         built: dict[Any, AttentionBackend] = {}
-        backends: dict[Phase, AttentionBackend] = {}
+        routes: dict[Phase, list[Route]] = {phase: [] for phase in PHASES}
         for phase in PHASES:
-            choice = self._plan.choice("attention", phase=phase)
-            key = (choice.distribution, choice.name, choice.variant)
-            if key not in built:
-                built[key] = build(choice, self.attention(self.kernel_page_sizes()[phase]))
-            backends[phase] = built[key]
-        return backends
-
-    def kernel_page_sizes(self) -> dict[Phase, int]:
-        """Each phase's kernel page size: the pool's own, or a divisor of it."""
-        return {p: self._plan.choice("attention", phase=p).page_size or self._plan.page_size for p in PHASES}
-
-    def host_plan_phases(self) -> frozenset[Phase]:
-        """The phases whose backend needs host work for every step."""
-        return frozenset(p for p in PHASES if p in self._plan.choice("attention", phase=p).host_plan)
+            for limit, choice in self._plan.by_batch("attention", phase=phase):
+                page_size = choice.page_size or self._plan.page_size
+                key = (*_identity(choice), page_size)
+                if key not in built:
+                    built[key] = build(choice, self.attention(page_size))
+                routes[phase].append(Route(built[key], page_size, phase in choice.host_plan, limit or NO_LIMIT))
+        return routes
 
     def build_linear(self) -> LinearBackend:
-        """The plan's linear backend, or one per weight shape where the plan says so."""
-        default = build(self._plan.choice("linear"), self.linear())
-        shapes = [b.slot.shape for b in self._plan.buckets if b.slot.role == "linear" and b.slot.shape is not None]
-        if not shapes:
-            return default  # type: ignore[no-any-return]
-        by_shape = {shape: build(self._plan.choice("linear", shape=shape), self.linear()) for shape in shapes}
+        """The plan's linear backend, or those for each weight's shape and number of rows where the plan says so."""
+        built: dict[Any, LinearBackend] = {}
+
+        def routes(shape: tuple[int, int] | None) -> list[LinearRoute]:
+            found = []
+            for limit, choice in self._plan.by_batch("linear", shape=shape):
+                if _identity(choice) not in built:
+                    built[_identity(choice)] = build(choice, self.linear())
+                found.append(LinearRoute(built[_identity(choice)], limit or NO_LIMIT))
+            return found
+
+        default = routes(None)
+        by_shape = {shape: routes(shape) for shape in self._plan.shapes("linear")}
+        if len(built) == 1:
+            return default[0].backend
         return ResolvedLinear(default, by_shape)
 
     def build_ops(self, kv: KVKernels, comm: Communicator) -> LayerOps:
@@ -213,18 +249,22 @@ class Setups:
             if op == "route" and m.moe is None:
                 continue  # the plan has no entry for what the model never calls
             choice = self._plan.choice("ops", op=op)
-            key = (choice.distribution, choice.name, choice.variant)
+            key = _identity(choice)
             if key not in built:
                 built[key] = build(choice, setup)
             methods[op] = getattr(built[key], op)
         return ResolvedOps(methods, list(built.values()))  # type: ignore[return-value]
 
 
+def _identity(choice: Choice) -> tuple[str, str, str]:
+    return choice.distribution, choice.name, choice.variant
+
+
 def capture_sizes(config: EngineConfig, plan: Plan) -> tuple[int, ...]:
     """Batch sizes to record: 1, 2, 4, then multiples of 8, up to the largest asked for."""
     if plan.choice("graph").graph == "never":
         return ()
-    largest = config.max_running_req if config.cuda_graph_max_bs is None else config.cuda_graph_max_bs
+    largest = config.max_running_req if config.graph_max_bs is None else config.graph_max_bs
     largest = min(largest, config.max_running_req)
     sizes = [n for n in (1, 2, 4, *range(8, largest + 1, 8)) if n <= largest]
     return tuple(sizes if largest in sizes or not largest else [*sizes, largest])

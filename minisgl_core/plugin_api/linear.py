@@ -24,7 +24,11 @@ class LinearBackend(Protocol):
     """y = x @ weight.T + bias. Built as ``Class(setup, options)``."""
 
     def prepare_weights(self, weight: torch.Tensor) -> Any:
-        """Take this rank's weight (N, K), once; may repack it; the core then drops its own tensor."""
+        """Take this rank's weight (N, K), once; may repack it; the core then drops its own tensor.
+
+        The tensor itself is never changed: where the plan gives large and small inputs to different backends, those
+        that keep it as it is share it.
+        """
         ...
 
     def weight_of(self, weights: Any) -> torch.Tensor:

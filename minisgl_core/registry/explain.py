@@ -129,11 +129,11 @@ class _Reporter:
     """This machine, if the question is about another."""
 
     def slots(self) -> Iterator[SlotReport]:
+        chosen = self.solution.by_batch(self.query)
         for item in self.solution.fields:
-            chosen = self.solution.chosen.get(item.slot)
-            taken = chosen.candidate.key if chosen else None
+            taken = {verdict.candidate.key for _, verdict in chosen.get(item.slot, ())}
             reports = [
-                self._report(item.slot, verdict, "chosen" if verdict.candidate.key == taken else None)
+                self._report(item.slot, verdict, "chosen" if verdict.candidate.key in taken else None)
                 for verdict in item.verdicts(self.query, self.solution.joint)
             ]
             outside = item.outsiders(self.query, self.solution.joint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -78,6 +79,11 @@ class Bucket:
     choice: Choice
     batch: tuple[int, int] | None = None
 
+    @property
+    def label(self) -> str:
+        """Such as ``attention.decode``, or ``attention.decode[1-8]`` for some sizes only."""
+        return f"{self.slot.label}[{self.batch[0]}-{self.batch[1]}]" if self.batch else self.slot.label
+
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
         return {
@@ -94,6 +100,11 @@ class Bucket:
         """The inverse of :meth:`to_json`."""
         slot = Slot(data["role"], data["phase"], data["op"], _pair(data["shape"]))
         return cls(slot, Choice.from_json(data["choice"]), _pair(data["batch"]))
+
+
+def _narrowness(bucket: Bucket) -> tuple[bool, float]:
+    low, high = bucket.batch or (0, math.inf)
+    return bucket.slot.shape is not None, low - high
 
 
 def _pair(data: Iterable[int] | None) -> tuple[int, int] | None:
@@ -145,7 +156,34 @@ class Plan:
                 value=op or phase,
                 remedy=f"it has {', '.join(sorted({bucket.slot.label for bucket in self.buckets}))}",
             )
-        return max(fitting, key=lambda bucket: (bucket.slot.shape is not None, bucket.batch is not None)).choice
+        return max(fitting, key=_narrowness).choice
+
+    def by_batch(
+        self, role: Role, *, phase: Phase | None = None, shape: tuple[int, int] | None = None
+    ) -> list[tuple[int | None, Choice]]:
+        """A slot's choices as (largest number of rows, choice), ascending; the last has no largest number.
+
+        Raises :class:`BackendError` for a number of rows without a choice, below the largest that is named.
+        """
+        ranges = [bucket.batch for bucket in self.buckets if bucket.slot.role == role and bucket.batch is not None]
+        starts = sorted({1, *(low for low, _ in ranges), *(high + 1 for _, high in ranges)})
+        found: list[tuple[int | None, Choice]] = []
+        for start, following in zip(starts, [*starts[1:], None], strict=True):
+            try:
+                choice = self.choice(role, phase=phase, shape=shape, batch=start)
+            except BackendError:
+                if following is not None or not found:
+                    raise
+                break  # only ranges: the last of them also serves what lies above
+            if found and found[-1][1] == choice:
+                found.pop()
+            found.append((None if following is None else following - 1, choice))
+        found[-1] = (None, found[-1][1])
+        return found
+
+    def shapes(self, role: Role) -> list[tuple[int, int]]:
+        """The weight shapes for which a role has choices of their own."""
+        return list(dict.fromkeys(b.slot.shape for b in self.buckets if b.slot.role == role and b.slot.shape))
 
     def choices(self, role: Role) -> tuple[Choice, ...]:
         """The distinct backends of a role, in the plan's order."""
@@ -190,5 +228,5 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def summary(self) -> dict[str, str]:
-        """Slot label -> backend label, for logs and metric labels."""
-        return {bucket.slot.label: bucket.choice.label for bucket in self.buckets}
+        """Bucket label -> backend label, for logs and metric labels."""
+        return {bucket.label: bucket.choice.label for bucket in self.buckets}

@@ -1,7 +1,8 @@
 """The throw-away process of :mod:`minisgl_core.registry.probe`: may initialise CUDA, may crash, may hang.
 
 It answers one JSON line per JSON line: ``{"facts": true}`` with the device's facts, ``{"probe": "pkg.mod:fn", "with":
-{...}}`` with ``{"ok": true}``, a refusal or an error.
+{...}}`` with ``{"ok": true}``, a refusal or an error. ``"ask"`` in place of ``"probe"`` is for functions of the core: what
+they return comes back as ``"value"``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if "facts" in request:
             return {"ok": True, "device": _cuda_facts()}
+        if "ask" in request:
+            return {"ok": True, "value": import_object(request["ask"])(request["with"])}
         import_object(request["probe"])(request["with"])
     except CannotRun as refused:
         reason = refused.reason

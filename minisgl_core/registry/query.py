@@ -78,7 +78,9 @@ class PlanQuery:
     ``max_seq_len`` 0 means the model's own limit, ``kv_dtype`` ``"auto"`` the model's dtype. ``backends`` maps a role
     to ``"auto"``, a name, an ordered list of names, or a table by phase (attention), operation (ops) or ``NxK`` shape
     (linear). A name may be narrowed to ``name/variant`` and ``name@distribution``. ``options`` are by ``"ROLE:NAME"``.
-    ``calibration`` maps a slot such as ``attention.decode`` to measured costs by backend name (lower is better).
+    ``calibration`` maps a slot such as ``attention.decode`` to measured costs by backend name (lower is better);
+    ``calibration_by_batch`` has them by number of rows too: (largest number, costs), ascending, the last without one.
+    Where the cheapest backend changes with the number of rows, so does the plan's choice.
     """
 
     model: ModelFacts
@@ -97,6 +99,7 @@ class PlanQuery:
     """Distributions to load, no others but the core; None = all."""
     deny: Sequence[str] = ()
     calibration: Mapping[str, Mapping[str, float]] | None = None
+    calibration_by_batch: Mapping[str, Sequence[tuple[int | None, Mapping[str, float]]]] = field(default_factory=dict)
     kv_layouts: tuple[str, ...] = ("NHD",)
     """Pool layouts that the engine can allocate."""
 
@@ -186,8 +189,6 @@ def rank_heads(query: PlanQuery) -> tuple[int, int]:
 def slots_of(query: PlanQuery) -> list[Slot]:
     """Every decision that a plan for this query holds, in the order in which solutions are compared."""
     moe = query.model.moe is not None
-    linear = query.backends.get("linear")
-    shapes = [name for name in linear if name != ANY_KEY] if isinstance(linear, Mapping) else []
     return [
         Slot("attention", phase="decode"),
         Slot("attention", phase="prefill"),
@@ -196,11 +197,20 @@ def slots_of(query: PlanQuery) -> list[Slot]:
         *([Slot("moe")] if moe else []),
         *(Slot("ops", op=name) for name in OP_NAMES if moe or name != "route"),
         Slot("linear"),
-        *(Slot("linear", shape=weight_shape(name)) for name in shapes),
+        *(Slot("linear", shape=shape) for shape in _linear_shapes(query)),
         Slot("comm"),
         Slot("platform"),
         Slot("models"),
     ]
+
+
+def _linear_shapes(query: PlanQuery) -> list[tuple[int, int]]:
+    """The weights that have a choice of their own: named by the config, or measured where it leaves the choice open."""
+    linear = query.backends.get("linear", "auto")
+    names = list(linear) if isinstance(linear, Mapping) else []
+    if linear == "auto" or isinstance(linear, Mapping):
+        names += [label.partition(".")[2] for label in query.calibration_by_batch if label.startswith("linear.")]
+    return [shape for name in dict.fromkeys(names) if (shape := weight_shape(name)) is not None]
 
 
 def weight_shape(text: str) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from minisgl_core.plugin_api import OP_NAMES, ROLES
 from .query import ANY_KEY, PlanQuery, Slot, weight_shape
 from .records import Candidate
 
-__all__ = ["AUTO", "Selection", "check_backends", "rank_key", "selection_of", "selects"]
+__all__ = ["AUTO", "Selection", "check_backends", "measured_cost", "rank_key", "selection_of", "selects"]
 
 AUTO: Final = "auto"
 
@@ -114,12 +114,20 @@ def _check_names(setting: str, value: object) -> None:
     )
 
 
+def measured_cost(costs: Mapping[str, float], candidate: Candidate) -> float:
+    """A candidate's cost by its label, ``name/variant`` or name; infinity if it was not measured."""
+    spec = candidate.spec
+    for name in (candidate.label, f"{spec.name}/{spec.variant}", spec.name):
+        if name in costs:
+            return costs[name]
+    return math.inf
+
+
 def rank_key(slot: Slot, candidate: Candidate, selection: Selection, query: PlanQuery) -> tuple[object, ...]:
     """Sorts the candidates of a slot, best first. Only for candidates that the selection admits."""
     spec = candidate.spec
     place = selection.place(candidate)
-    costs = (query.calibration or {}).get(slot.label, {})
-    cost = costs.get(f"{spec.name}/{spec.variant}", costs.get(spec.name, math.inf))
+    cost = measured_cost((query.calibration or {}).get(slot.label, {}), candidate)
     if selection.names_it(candidate):
         return place, candidate.index
     table = _TABLE.get((slot.role, query.device.kind), ())

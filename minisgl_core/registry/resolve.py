@@ -16,7 +16,7 @@ from .loader import discover
 from .matching import kernel_page_size
 from .plan import Bucket, Choice, Plan
 from .probe import ProbeRequest, run_probes
-from .query import PlanQuery, rank_heads
+from .query import PlanQuery, Slot, rank_heads
 from .ranking import AUTO, check_backends, selects
 from .records import Candidate, PluginRecord, Registry
 from .refusal import refusal, unknown_backend
@@ -76,8 +76,7 @@ def _solve_and_probe(query: PlanQuery, registry: Registry, environment: Environm
 def _probe_requests(query: PlanQuery, solution: Solution) -> list[ProbeRequest]:
     q_heads, kv_heads = rank_heads(query)
     requests = {}
-    for verdict in solution.chosen.values():
-        candidate = verdict.candidate
+    for candidate in [verdict.candidate for some in solution.by_batch(query).values() for _, verdict in some]:
         facts: dict[str, Any] = {
             "role": candidate.spec.role,
             "name": candidate.spec.name,
@@ -110,10 +109,23 @@ def plan_of(query: PlanQuery, solution: Solution) -> Plan:
         architecture=query.model.architecture,
         core_version=__version__,
         buckets=tuple(
-            Bucket(slot, _choice(verdict, query, solution.joint.page_size)) for slot, verdict in solution.chosen.items()
+            bucket
+            for slot, verdicts in solution.by_batch(query).items()
+            for bucket in _buckets(slot, verdicts, query, solution.joint.page_size)
         ),
         fallbacks=_fallbacks(query, solution),
     )
+
+
+def _buckets(
+    slot: Slot, verdicts: Sequence[tuple[int | None, Verdict]], query: PlanQuery, pool_page_size: int
+) -> list[Bucket]:
+    buckets, low = [], 1
+    for largest, verdict in verdicts:
+        rows = None if largest is None else (low, largest)
+        buckets.append(Bucket(slot, _choice(verdict, query, pool_page_size), rows))
+        low = (largest or low) + 1
+    return buckets
 
 
 def _choice(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice:

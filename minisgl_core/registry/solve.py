@@ -16,7 +16,7 @@ from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, OneOf, Reason
 
 from .matching import match
 from .query import Joint, PlanQuery, Slot, need_of, slots_of
-from .ranking import Selection, rank_key, selection_of
+from .ranking import Selection, measured_cost, rank_key, selection_of
 from .records import Candidate, Registry
 from .requirements import Environment, check_requirements
 
@@ -76,6 +76,35 @@ class Solution:
     chosen: Mapping[Slot, Verdict]
     fields: tuple[Field, ...]
     conflict: tuple[Slot, ...] = ()
+
+    def by_batch(self, query: PlanQuery) -> dict[Slot, list[tuple[int | None, Verdict]]]:
+        """The chosen backend of every slot as (largest number of rows, verdict), the last without one.
+
+        Several only where the config leaves the choice open and another backend that fits was measured to be cheaper.
+        """
+        fields = {field.slot: field for field in self.fields}
+        return {slot: self._by_batch(fields[slot], taken, query) for slot, taken in self.chosen.items()}
+
+    def _by_batch(self, field: Field, taken: Verdict, query: PlanQuery) -> list[tuple[int | None, Verdict]]:
+        measured = query.calibration_by_batch.get(field.slot.label, ())
+        if not measured or field.selection.names_it(taken.candidate):
+            return [(None, taken)]
+        place = field.selection.place(taken.candidate)
+        fitting = [
+            verdict
+            for verdict in field.verdicts(query, self.joint)
+            if verdict.box is not None
+            and field.selection.place(verdict.candidate) == place
+            and not field.selection.names_it(verdict.candidate)
+        ]
+        found: list[tuple[int | None, Verdict]] = []
+        for largest, costs in measured:
+            cheapest = min(fitting, key=lambda verdict: measured_cost(costs, verdict.candidate))
+            best = cheapest if measured_cost(costs, cheapest.candidate) < math.inf else taken
+            if found and found[-1][1].candidate.key == best.candidate.key:
+                found.pop()
+            found.append((largest, best))
+        return [*found[:-1], (None, found[-1][1])]
 
 
 def solve(
