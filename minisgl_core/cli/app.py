@@ -34,6 +34,8 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "plugins": CommandEntry("minisgl_core.cli.plugins", "What is installed: plugins, their backends, their failures."),
     "explain": CommandEntry("minisgl_core.cli.explain", "What would run here, and why not the others."),
     "verify": CommandEntry("minisgl_core.cli.verify", "Does a backend do what its contract says and its caps claim?"),
+    "doctor": CommandEntry("minisgl_core.cli.doctor", "What is wrong with this installation, and what to do."),
+    "new-plugin": CommandEntry("minisgl_core.cli.new_plugin", "Write a plugin to start a backend from."),
     "demo-model": CommandEntry("minisgl_core.cli.demo_model", "Fetch the demo model, check it, print its path."),
 }
 """Every command, in the order of the help."""

@@ -1,0 +1,172 @@
+"""The examination: metadata, each plugin's import, the backends, the plan. Nothing that it meets ends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from minisgl_core.registry import DeviceFacts, PlanQuery, PluginRecord, Registry, discover
+from minisgl_core.registry.records import CORE, exclusion
+from minisgl_core.registry.requirements import Installed
+from minisgl_core.registry.scan import Found, scan
+
+from .backends import check_clashes, check_code, check_needs, offered
+from .finding import Finding
+from .isolated import Isolated
+from .machine import Machine, check_memory, look_around, weight_bytes
+from .metadata import check_distributions, check_editable, check_origin, check_requires
+from .plans import RankPlan, plans_of_ranks
+
+__all__ = ["Diagnosis", "ImportCost", "diagnose"]
+
+SLOW_IMPORT_MS: Final = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImportCost:
+    """A plugin's import in a fresh process. ``ms`` None: it could not be measured."""
+
+    distribution: str
+    module: str
+    ms: float | None
+    heavy: tuple[str, ...] = ()
+    cuda: str = ""
+    problem: str = ""
+    ended: bool = False
+    """Did the process die, or not answer?"""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "distribution": self.distribution,
+            "module": self.module,
+            "import_ms": None if self.ms is None else round(self.ms, 3),
+            "heavy_imports": list(self.heavy),
+            "cuda": self.cuda or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that was found. It is well if nothing is ``wrong``."""
+
+    machine: Machine
+    imports: tuple[ImportCost, ...]
+    ranks: tuple[RankPlan, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def well(self) -> bool:
+        """Is nothing wrong?"""
+        return all(finding.level != "wrong" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "well": self.well,
+            "machine": self.machine.to_json(),
+            "plugins": [item.to_json() for item in self.imports],
+            "ranks": [item.to_json() for item in self.ranks],
+            "findings": [item.to_json() for item in self.findings],
+        }
+
+
+def diagnose(
+    device: DeviceFacts,
+    *,
+    query: PlanQuery | None = None,
+    model: Path | None = None,
+    allow: Sequence[str] | None = None,
+    deny: Sequence[str] = (),
+    timeout_s: float = 60.0,
+) -> Diagnosis:
+    """Examine this installation. ``query``: what to make each rank's plan for; ``model``: where its weights are.
+
+    Every plugin is first imported in a process of its own, so that one that crashes there is kept out of this one.
+    Raises :class:`~minisgl_core.errors.ConfigError` for lists or a query that make no sense.
+    """
+    distributions = list(importlib.metadata.distributions())
+    found = [item for item in scan(distributions)[0] if item.name != CORE and not exclusion(item.name, allow, deny)]
+    imports = [cost for item in found for cost in _import_costs(item, timeout_s)]
+    killers = sorted({cost.distribution for cost in imports if cost.ended})
+    registry = discover(distributions, allow=allow, deny=(*deny, *killers))
+    machine = look_around(device, timeout_s)
+    findings = [
+        *check_distributions(distributions, registry),
+        *_plugin_findings(found, registry, imports),
+        *_backend_findings(registry, device, timeout_s),
+    ]
+    ranks: list[RankPlan] = []
+    if query is not None:
+        ranks, of_ranks = plans_of_ranks(query, registry, machine.devices)
+        findings.extend(of_ranks)
+        if model is not None:
+            findings.extend(check_memory(machine, weight_bytes(model), query.tp_size))
+    return Diagnosis(machine, tuple(imports), tuple(ranks), tuple(findings))
+
+
+def _import_costs(found: Found, timeout_s: float) -> Iterator[ImportCost]:
+    for entry in found.entries:
+        with Isolated(timeout_s) as process:
+            answer, problem, ended = process.ask("import_plugin", module=entry.module)
+        if problem:
+            yield ImportCost(found.name, entry.module, None, problem=problem, ended=ended)
+        else:
+            yield ImportCost(found.name, entry.module, answer["ms"], tuple(answer["heavy"]), answer["cuda"])
+
+
+def _plugin_findings(found: Sequence[Found], registry: Registry, imports: Sequence[ImportCost]) -> Iterator[Finding]:
+    environment = Installed()
+    for item in found:
+        stale = check_editable(item)
+        if stale is not None:
+            yield stale
+            continue
+        yield from check_requires(item.name, item.distribution.requires or (), environment)
+        for record in registry.plugins:
+            if record.distribution == item.name:
+                yield from _record_findings(item, record, environment)
+        for cost in imports:
+            if cost.distribution == item.name:
+                yield from _cost_findings(cost)
+
+
+def _record_findings(found: Found, record: PluginRecord, environment: Installed) -> Iterator[Finding]:
+    if not record.failure:
+        origin = check_origin(found, record.file)
+        if origin is not None:
+            yield origin
+        return
+    gone = [entry.module for entry in found.entries if not environment.has_module(entry.module)]
+    if gone and not found.problem:
+        text = f"its entry point names the module {gone[0]}, which is not there"
+        yield Finding("wrong", "metadata", found.name, text, f"pip uninstall {found.name}, or install it again")
+        return
+    remedy = f'repair it, pip uninstall {found.name}, or set [plugins] deny = ["{found.name}"]'
+    yield Finding("wrong", "plugin", found.name, f"it is not used: {record.failure}", remedy)
+
+
+def _cost_findings(cost: ImportCost) -> Iterator[Finding]:
+    def finding(text: str, remedy: str, *, wrong: bool = True) -> Finding:
+        return Finding("wrong" if wrong else "note", "import", cost.distribution, text, remedy)
+
+    inside = "import it inside functions, or in the factory's module"
+    if cost.ended:
+        kept_out = f'repair it, or set [plugins] deny = ["{cost.distribution}"]: every command imports it'
+        yield finding(f"importing {cost.module} {cost.problem}", kept_out)
+    if cost.cuda:
+        yield finding(f"importing {cost.module} touches CUDA: {cost.cuda}", "leave CUDA to the factory or the probe")
+    if cost.heavy:
+        yield finding(f"importing {cost.module} imports {', '.join(cost.heavy)}, {cost.ms:.0f} ms", inside)
+    elif cost.ms is not None and cost.ms > SLOW_IMPORT_MS:
+        yield finding(f"importing {cost.module} takes {cost.ms:.0f} ms", inside, wrong=False)
+
+
+def _backend_findings(registry: Registry, device: DeviceFacts, timeout_s: float) -> Iterator[Finding]:
+    environment, candidates = Installed(), offered(registry, device)
+    yield from check_clashes(registry)
+    yield from check_needs(candidates, environment)
+    yield from check_code(candidates, environment, timeout_s)

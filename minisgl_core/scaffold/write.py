@@ -1,0 +1,146 @@
+"""Names are checked, templates filled in, files written; nothing that exists is touched."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from packaging.version import Version
+
+from minisgl_core import __version__
+from minisgl_core.errors import UsageError
+from minisgl_core.plugin_api import Role
+from minisgl_core.registry import Registry
+
+__all__ = ["SCAFFOLDED_ROLES", "Scaffold", "write_distribution"]
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*[a-z0-9]")
+_MEANS_ANY: Final = "auto"
+_USE: Final[Mapping[Role, tuple[str, ...]]] = {
+    "attention": ("attention",),
+    "graph": ("graph",),
+    "kv": ("kv",),
+    "moe": ("moe",),
+    "ops": ("ops.rms_norm", "ops.act_and_mul"),
+}
+"""What ``--backend`` names to run a scaffold of each role."""
+_SUITE: Final[Mapping[Role, str]] = {
+    "attention": "AttentionSuite",
+    "graph": "GraphSuite",
+    "kv": "KVSuite",
+    "moe": "MoESuite",
+    "ops": "OpsSuite",
+}
+
+SCAFFOLDED_ROLES: Final[tuple[Role, ...]] = tuple(_USE)
+"""Roles that have a template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """One distribution to be written. ``name`` is the backend's."""
+
+    name: str
+    role: Role
+    folder: Path
+
+    @property
+    def distribution(self) -> str:
+        """Such as ``minisgl-demo-attn``."""
+        return f"minisgl-{self.name.replace('_', '-')}"
+
+    @property
+    def package(self) -> str:
+        """Such as ``minisgl_demo_attn``."""
+        return f"minisgl_{self.name}"
+
+    @property
+    def class_name(self) -> str:
+        """Such as ``DemoAttn``."""
+        return "".join(part.title() for part in self.name.split("_"))
+
+    @property
+    def backend_flags(self) -> str:
+        """What makes a command use it, such as ``--backend attention=demo_attn``."""
+        return " ".join(f"--backend {slot}={self.name}" for slot in _USE[self.role])
+
+    def contents(self) -> dict[str, str]:
+        """Text by path below the folder."""
+        core = Version(__version__)
+        values = {
+            "name": self.name,
+            "role": self.role,
+            "distribution": self.distribution,
+            "package": self.package,
+            "class_name": self.class_name,
+            "backend_flags": self.backend_flags,
+            "suite": _SUITE[self.role],
+            "core_range": f">={core.major}.{core.minor},<{core.major}.{core.minor + 1}",
+        }
+        return {path: Template(text).substitute(values) for path, text in self._templates()}
+
+    def _templates(self) -> Iterator[tuple[str, str]]:
+        """(path, template) of every file."""
+        root = files("minisgl_core.scaffold").joinpath("templates")
+        source = f"src/{self.package}"
+        places = {
+            "pyproject.toml": "distribution/pyproject.toml",
+            "README.md": "distribution/README.md",
+            f"tests/test_{self.name}.py": "distribution/test.py",
+            f"{source}/__init__.py": "distribution/init.py",
+            f"{source}/plugin.py": f"{self.role}/plugin.py",
+            f"{source}/{self.role}.py": f"{self.role}/backend.py",
+        }
+        for path, template in places.items():
+            yield path, root.joinpath(f"{template}.tmpl").read_text(encoding="utf-8")
+
+
+def write_distribution(name: str, role: Role, folder: Path, registry: Registry) -> Scaffold:
+    """Write a distribution whose backend is ``role:name`` into ``folder``, which is made if need be.
+
+    Raises :class:`UsageError` for a role without template, a name that is no lower-case Python name or is taken by an
+    installed package or backend, and a folder that holds anything.
+    """
+    if role not in SCAFFOLDED_ROLES:
+        raise UsageError(
+            f"there is no scaffold for role {role!r}",
+            field="role",
+            value=role,
+            remedy=f"there is one for {', '.join(SCAFFOLDED_ROLES)}",
+        )
+    made = Scaffold(name, role, folder)
+    _check_name(made, registry)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"{str(folder)!r} exists and is not an empty folder",
+            field="--out",
+            value=str(folder),
+            remedy="nothing is overwritten: name another folder with --out",
+        )
+    for path, text in made.contents().items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    return made
+
+
+def _check_name(made: Scaffold, registry: Registry) -> None:
+    name = made.name
+    if not _NAME.fullmatch(name) or "__" in name or keyword.iskeyword(name) or name == _MEANS_ANY:
+        raise _bad_name(name, "is no name for a backend", "use lower-case letters, digits and single underscores")
+    taken = [item for item in registry.candidates(made.role) if item.spec.name == name]
+    if taken:
+        raise _bad_name(name, f"is taken: {taken[0].distribution} offers {made.role}:{name}", "choose another name")
+    if find_spec(made.package) is not None:
+        raise _bad_name(name, f"is taken: there is a package {made.package}", "choose another name, or uninstall it")
+
+
+def _bad_name(name: str, what: str, remedy: str) -> UsageError:
+    return UsageError(f"NAME {name!r} {what}", field="NAME", value=name, remedy=remedy)
