@@ -48,21 +48,15 @@ class BatchView:
 
         if self.kv_lens_host is None:
             raise ValueError("flat page ids need host lengths: this batch is captured")
-        counts = [-(-n // self.page_size) for n in self.kv_lens_host]
-        indptr, total = [0], 0
-        for count in counts:
-            total += count
-            indptr.append(total)
-        device = self.page_ids_device.device
-        rows = torch.repeat_interleave(
-            torch.arange(len(counts), device=device),
-            torch.tensor(counts, device=device),
-            output_size=total,
-        )
-        starts = torch.tensor(indptr[:-1], device=device)
-        flat = self.page_ids_device[rows, torch.arange(total, device=device) - starts[rows]]
-        last = (self.kv_lens_device - 1) % self.page_size + 1
-        return torch.tensor(indptr, dtype=torch.int32, device=device), flat, last.to(torch.int32)
+        # The host only says how many pages there are: nothing is uploaded, nothing waits.
+        total = sum(-(-n // self.page_size) for n in self.kv_lens_host)
+        lens, device = self.kv_lens_device, self.kv_lens_device.device
+        counts = (lens + (self.page_size - 1)) // self.page_size
+        indptr = lens.new_zeros(len(lens) + 1)
+        torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
+        rows = torch.repeat_interleave(torch.arange(len(lens), device=device), counts, output_size=total)
+        flat = self.page_ids_device[rows, torch.arange(total, device=device) - indptr[rows]]
+        return indptr, flat, lens - (counts - 1) * self.page_size
 
 
 @dataclass(slots=True)

@@ -105,6 +105,24 @@ def test_flashinfer_prefill_by_hand() -> None:
     _close(wrapper.run(QUERY.expand(2, 1, 8), _cache()), FIRST_TWO, ALL)
 
 
+def test_flashinfer_sampling_by_hand() -> None:
+    probs = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
+    top_k, top_p = fake_flashinfer.top_k_renorm_probs, fake_flashinfer.top_p_renorm_probs
+    torch.testing.assert_close(top_k(probs, ints(2)), torch.tensor([[0.625, 0.375, 0, 0]]))
+    torch.testing.assert_close(top_k(probs, ints(3)), probs)
+    torch.testing.assert_close(top_p(probs, torch.tensor([0.85])), probs)
+    torch.testing.assert_close(top_p(probs, torch.tensor([0.4])), torch.tensor([[1.0, 0, 0, 0]]))
+    seed = {"seed": torch.tensor([7]), "offset": torch.tensor([0])}
+    drawn = fake_flashinfer.sampling_from_probs(probs.expand(4000, 4), **seed)
+    counts = torch.bincount(drawn, minlength=4) / 4000
+    torch.testing.assert_close(counts, probs[0], rtol=0, atol=0.03)
+    assert torch.equal(drawn, fake_flashinfer.sampling_from_probs(probs.expand(4000, 4), **seed))
+    only = torch.tensor([[0.0, 0.0, 0.4, 0.0]])  # a row whose sum lies below the number drawn
+    assert set(fake_flashinfer.sampling_from_probs(only.expand(50, 4), **seed).tolist()) == {2}
+    with pytest.raises(VendorMisuse, match="would freeze a number"):
+        fake_flashinfer.sampling_from_probs(probs, seed=7, offset=0)
+
+
 def _fixed(rows: int, pages: int) -> dict[str, Any]:
     return {
         "use_cuda_graph": True,

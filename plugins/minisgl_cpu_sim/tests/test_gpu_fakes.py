@@ -55,9 +55,35 @@ def test_signatures_of_flashinfer(rig: Rig, wrapper: str, name: str) -> None:
     assert _parameters(getattr(fake, name)) == _parameters(getattr(real, name))
 
 
-def test_signature_of_the_fast_plan(rig: Rig) -> None:
-    real = import_module("flashinfer").fast_decode_plan
-    assert _parameters(fake_flashinfer.fast_decode_plan) == _parameters(real)
+@pytest.mark.parametrize(
+    "name", ["fast_decode_plan", "sampling_from_probs", "top_k_renorm_probs", "top_p_renorm_probs"]
+)
+def test_signatures_of_flashinfers_functions(rig: Rig, name: str) -> None:
+    real = getattr(import_module("flashinfer"), name)
+    assert _parameters(getattr(fake_flashinfer, name)) == _parameters(real)
+
+
+def test_renormalised_probabilities(rig: Rig) -> None:
+    random = torch.Generator().manual_seed(3)
+    probs = torch.softmax(3 * torch.randn(5, 1000, generator=random), -1)
+    top_k, top_p = torch.tensor([1, 2, 40, 999, 1000], dtype=INT), torch.tensor([0.01, 0.3, 0.7, 0.95, 0.999])
+    real = import_module("flashinfer")
+    for name, value in (("top_k_renorm_probs", top_k), ("top_p_renorm_probs", top_p)):
+        want = getattr(fake_flashinfer, name)(probs, value)
+        got = getattr(real, name)(probs.to(rig.device), value.to(rig.device)).cpu()
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_one_seed_serves_all_rows(rig: Rig) -> None:
+    """Why its spec does not declare ``per_row_seed``: other rows' seeds change nothing, and equal ones do not agree."""
+    probs = torch.full((8, 1000), 1e-3)
+    zeros = torch.zeros(8, dtype=torch.int64)
+    other = torch.arange(8)
+    for library, device in ((fake_flashinfer, torch.device("cpu")), (import_module("flashinfer"), rig.device)):
+        draw = library.sampling_from_probs
+        first, second = (draw(probs.to(device), seed=s.to(device), offset=zeros.to(device)) for s in (zeros, other))
+        assert first.tolist() == second.tolist()
+        assert len(set(first.tolist())) > 1
 
 
 class Ragged:

@@ -72,6 +72,15 @@ def test_the_page_list_is_what_the_view_says(body: str) -> None:
         assert torch.equal(last, lens - (counts - 1) * size)
 
 
+def test_the_views_flat_pages_are_the_same_list() -> None:
+    view = _bench().eager("decode", ((1, 1), (1, 20), (1, 70))).view
+    indptr, pages, last = (torch.zeros(n, dtype=torch.int32) for n in (4, 8, 3))
+    flatten_pages(view.page_ids_device, view.kv_lens_device, 16, indptr, pages, last)
+    for got, want in zip(view.flat_page_ids_device(), (indptr, pages, last), strict=True):
+        assert got.dtype == torch.int32
+        assert torch.equal(got, want)
+
+
 class _LoggedPlatform(CpuPlatform):
     """Its events say what they are asked for."""
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from minisgl_core.plugin_api import OneOf
-from minisgl_core.testing import AttentionSuite
+from minisgl_core.testing import AttentionSuite, OpsSuite
 from minisgl_core.testing.rig import Rig
-from minisgl_flashinfer.plugin import minisgl_attention_backends
+from minisgl_flashinfer.plugin import minisgl_attention_backends, minisgl_layer_ops
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # the library warns when it is imported
 (SPEC,) = minisgl_attention_backends()
@@ -43,6 +43,10 @@ class TestFlashInfer(AttentionSuite):
 class TestFlashInferOnTensorCores(AttentionSuite):
     spec = PREBUILT
     options: ClassVar[Mapping[str, Any]] = {"use_tensor_cores": True, "prefill_backend": "fa2"}
+
+
+class TestFlashInferSampling(OpsSuite):
+    spec = minisgl_layer_ops()[0]
 
 
 def test_the_page_list_is_what_the_view_says() -> None:

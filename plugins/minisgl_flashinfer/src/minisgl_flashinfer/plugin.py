@@ -57,7 +57,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
             role="ops",
             name="flashinfer",
             factory="minisgl_flashinfer.sampling:FlashInferSampling",
-            requires=("import:minisgl_flashinfer.sampling", "import:flashinfer"),
+            requires=("import:flashinfer",),
             caps=(
                 Caps(
                     devices=("cuda",),

@@ -1,4 +1,4 @@
-"""A fake ``flashinfer``: plan and run of its paged decode and prefill wrappers, and ``fast_decode_plan``."""
+"""A fake ``flashinfer``: plan and run of its paged decode and prefill wrappers, ``fast_decode_plan``, sampling."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import torch
 
 from .checks import int32, refuse_unless_default, require
 from .flashinfer_base import PlannedWrapper
+from .flashinfer_sampling import sampling_from_probs, top_k_renorm_probs, top_p_renorm_probs
 
-__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper", "fast_decode_plan"]
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "fast_decode_plan",
+    "sampling_from_probs",
+    "top_k_renorm_probs",
+    "top_p_renorm_probs",
+]
 
 _CUDA_CORE_RATIOS: Final = (1, 2, 3, 4, 6, 8)
 _UNUSED_RUN: Final[dict[str, object]] = dict.fromkeys(
