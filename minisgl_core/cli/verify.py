@@ -30,8 +30,10 @@ def command(backend: str, device: str, quick: bool, only: str, as_json: bool) ->
     """
     from rich.progress import Progress
 
-    from minisgl_core.testing import Rig, Subject, verify
+    from minisgl_core.testing import Rig, Subject, suite_for, verify
 
+    if ":" in backend:
+        suite_for(backend.partition(":")[0])
     rig = Rig(device)
     subject = Subject.of(backend, rig.facts)
     with Progress(transient=True, disable=not sys.stderr.isatty(), console=_console(stderr=True)) as bar:

@@ -28,6 +28,7 @@ from .suite import (
     OpsSuite,
     Suite,
     cases_of,
+    suite_for,
 )
 
 __all__ = [
@@ -60,5 +61,6 @@ __all__ = [
     "check",
     "run_case",
     "run_cases",
+    "suite_for",
     "verify",
 ]

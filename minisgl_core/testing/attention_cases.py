@@ -10,6 +10,7 @@ from minisgl_core.plugin_api import AnyValue, Caps, LayerFacts, Phase
 from minisgl_core.registry.matching import kernel_page_size
 
 from .attention import AttentionCase
+from .case import collect
 from .subject import names_of
 from .values import inside, outside, usual
 
@@ -31,17 +32,12 @@ LONG: Final = 4097
 
 def attention_cases(subject: Subject, rig: Rig, quick: bool) -> list[AttentionCase]:
     """All cases, names unique, in a fixed order: inside first."""
-    found: dict[str, AttentionCase] = {}
-    boxes = subject.boxes(rig.facts)
-    for number, box in enumerate(boxes):
-        prefix = f"box{number}/" if len(boxes) > 1 else ""
-        for phase in box.phases:
-            for case in _of_phase(box, phase, quick):
-                found.setdefault(prefix + case.name, replace(case, name=prefix + case.name))
-    for box in boxes:
-        for case in _beyond(box, quick):
-            found.setdefault(case.name, case)
-    return list(found.values())
+    return collect(subject, rig, lambda box: _of_box(box, quick), lambda box: _beyond(box, quick))
+
+
+def _of_box(box: Caps, quick: bool) -> Iterator[AttentionCase]:
+    for phase in box.phases:
+        yield from _of_phase(box, phase, quick)
 
 
 def _base(box: Caps, phase: Phase, dtype: str) -> AttentionCase:

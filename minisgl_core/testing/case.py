@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from minisgl_core.registry.matching import match
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from .rig import Rig
     from .subject import Subject
 
-__all__ = ["Case", "Finding"]
+__all__ = ["Case", "Finding", "box_of", "collect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,33 @@ class Case:
 
 def box_of(subject: Subject, case: Case, rig: Rig) -> Caps | None:
     """The box of caps that a case lies in; None outside."""
-    from minisgl_core.registry.matching import match
-
     need = case.need(rig)
     return None if need is None else match(subject.spec, need)[0]
+
+
+C = TypeVar("C", bound=Case)
+
+
+def collect(
+    subject: Subject,
+    rig: Rig,
+    inside: Callable[[Caps], Iterable[C]],
+    beyond: Callable[[Caps], Iterable[C]],
+) -> list[C]:
+    """The cases of every box that speaks of this device, then what lies beyond each and in none of the others.
+
+    Names are unique: with several boxes they begin with the box's number, and of equal cases the first is kept.
+    """
+    boxes = subject.boxes(rig.facts)
+    found: dict[str, C] = {}
+    for number, box in enumerate(boxes):
+        prefix = f"box{number}/" if len(boxes) > 1 else ""
+        for case in inside(box):
+            found.setdefault(prefix + case.name, replace(case, name=prefix + case.name))
+    for box in boxes:
+        others = [other for other in boxes if other is not box]
+        for case in beyond(box):
+            need = case.need(rig)
+            if need is None or not subject.claims(need, others):
+                found.setdefault(case.name, case)
+    return list(found.values())

@@ -8,6 +8,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from unittest import SkipTest
@@ -15,7 +16,7 @@ from unittest import SkipTest
 from minisgl_core.registry.query import Need
 
 from .attention_cases import DTYPES
-from .case import Case, Finding
+from .case import Case, Finding, collect
 from .comm_ranks import RankTask, run_checks
 from .compare import Mismatch
 from .subject import names_of
@@ -92,24 +93,21 @@ def _launch(task: RankTask) -> list[str]:
 
 def comm_cases(subject: Subject, rig: Rig, quick: bool) -> list[CommCase]:
     """One rank, two, and (unless quick) three; dtypes and capture just outside."""
-    found: dict[str, CommCase] = {}
-    for box in subject.boxes(rig.facts):
-        for case in _of_box(box, quick):
-            found.setdefault(case.name, case)
-    return list(found.values())
+    return collect(subject, rig, lambda box: _of_box(box, quick), _beyond)
 
 
 def _of_box(box: Caps, quick: bool) -> list[CommCase]:
+    # Recorders take seconds to import, on each rank.
+    capture = box.graph != "never" and not quick
     dtypes = names_of(box.dtypes, DTYPES)
-    capture = box.graph != "never"
-    tried = capture and not quick  # recorders take seconds to import, on each rank
     sizes = (1, 2) if quick else (1, 2, 3)
-    inside = [CommCase(name=f"ranks={n}", ranks=n, dtypes=dtypes, capture=tried) for n in sizes]
-    beyond = [
-        CommCase(name=f"outside/dtype={name}", ranks=1, dtypes=(name,), outside=True)
-        for name in DTYPES
-        if name not in dtypes
-    ]
-    if not capture:
-        beyond.append(CommCase(name="outside/replay", dtypes=dtypes[:1], capture=True, outside=True))
-    return [*inside, *beyond]
+    return [CommCase(name=f"ranks={n}", ranks=n, dtypes=dtypes, capture=capture) for n in sizes]
+
+
+def _beyond(box: Caps) -> Iterator[CommCase]:
+    dtypes = names_of(box.dtypes, DTYPES)
+    for name in DTYPES:
+        if name not in dtypes:
+            yield CommCase(name=f"outside/dtype={name}", ranks=1, dtypes=(name,), outside=True)
+    if box.graph == "never":
+        yield CommCase(name="outside/replay", dtypes=dtypes[:1], capture=True, outside=True)

@@ -14,7 +14,7 @@ from minisgl_core.plugin_api import Caps, KVSetup
 from minisgl_core.registry.query import Need
 
 from .attention_cases import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
-from .case import Finding
+from .case import Finding, collect
 from .compare import expect, same
 from .rig import dtype_named
 from .subject import names_of
@@ -195,16 +195,7 @@ def _check_large(case: KVCase, backend: Any, rig: Rig) -> None:
 
 def kv_cases(subject: Subject, rig: Rig, quick: bool) -> list[KVCase]:
     """Every claim at its ends, and what lies just beyond."""
-    found: dict[str, KVCase] = {}
-    boxes = subject.boxes(rig.facts)
-    for number, box in enumerate(boxes):
-        prefix = f"box{number}/" if len(boxes) > 1 else ""
-        for case in _of_box(box, quick):
-            found.setdefault(prefix + case.name, replace(case, name=prefix + case.name))
-    for box in boxes:
-        for case in _beyond(box, quick):
-            found.setdefault(case.name, case)
-    return list(found.values())
+    return collect(subject, rig, lambda box: _of_box(box, quick), lambda box: _beyond(box, quick))
 
 
 def _base(box: Caps, dtype: str) -> KVCase:

@@ -12,6 +12,7 @@ from minisgl_core.plugin_api import Caps, LinearSetup
 from minisgl_core.registry.query import Need
 
 from .attention_cases import DTYPES
+from .case import collect
 from .compare import close, expect, same
 from .rig import dtype_named
 from .subject import names_of
@@ -71,11 +72,7 @@ class _Product(Trial):
 
 def linear_cases(subject: Subject, rig: Rig, quick: bool) -> list[LinearCase]:
     """Rows around every size at which kernels change their way, and odd widths."""
-    found: dict[str, LinearCase] = {}
-    for box in subject.boxes(rig.facts):
-        for case in (*_of_box(box, quick), *_beyond(box)):
-            found.setdefault(case.name, case)
-    return list(found.values())
+    return collect(subject, rig, lambda box: _of_box(box, quick), _beyond)
 
 
 def _of_box(box: Caps, quick: bool) -> Iterator[LinearCase]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
@@ -12,6 +12,7 @@ from minisgl_core.plugin_api import Caps, MoESetup
 from minisgl_core.registry.query import Need
 
 from .attention_cases import DTYPES
+from .case import collect
 from .compare import close, expect
 from .reference import experts
 from .rig import dtype_named
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 __all__ = ["MoECase", "moe_cases"]
+
+TOLERANCE: Final = {"float32": 1e-4, "float16": 6e-3, "bfloat16": 4e-2}
+"""Of a value's usual size: the activation and each expert's result are rounded, and the results may cancel."""
 
 Routing = Literal["random", "one_expert", "few_experts", "padding", "all_padding"]
 
@@ -101,16 +105,13 @@ class _Experts(Trial):
         want = experts(x, ids, inputs["topk_weights"], *self._truth[self.LAYER])
         idle = (ids == -1).all(-1)
         expect(not out[idle].any(), "a row without experts is not zero")
-        return close(out, want, "the experts' sum", scale=max(0.2, float(want.abs().mean())))
+        size = max(0.2, float(want.square().mean().sqrt()))
+        return close(out, want, "the experts' sum", scale=size, tolerance=TOLERANCE[self._c.dtype])
 
 
 def moe_cases(subject: Subject, rig: Rig, quick: bool) -> list[MoECase]:
     """Every claim at its ends, and what lies just beyond."""
-    found: dict[str, MoECase] = {}
-    for box in subject.boxes(rig.facts):
-        for case in (*_of_box(box, quick), *_beyond(box)):
-            found.setdefault(case.name, case)
-    return list(found.values())
+    return collect(subject, rig, lambda box: _of_box(box, quick), _beyond)
 
 
 def _of_box(box: Caps, quick: bool) -> Iterator[MoECase]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl_core.plugin_api import OP_NAMES, Caps, SamplingMode
 
 from .attention_cases import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
+from .case import collect
 from .ops import OpsCase
 from .ops_sample import SampleCase
 from .subject import names_of
@@ -25,21 +26,14 @@ MODES: tuple[SamplingMode, ...] = ("greedy", "random", "filtered")
 
 def ops_cases(subject: Subject, rig: Rig, quick: bool) -> list[OpsCase]:
     """The cases of every operation that a box offers, and what lies just beyond it."""
-    found: dict[str, OpsCase] = {}
-    boxes = subject.boxes(rig.facts)
-    for number, box in enumerate(boxes):
-        prefix = f"box{number}/" if len(boxes) > 1 else ""
-        for op in (name for name in OP_NAMES if name in box.ops):
-            for case in _of_op(box, op, quick):
-                found.setdefault(prefix + case.name, replace(case, name=prefix + case.name))
-    offered = {op for box in boxes for op in box.ops}
-    for box in boxes:
-        for case in _beyond(box, quick):
-            found.setdefault(case.name, case)
+    offered = {op for box in subject.boxes(rig.facts) for op in box.ops}
+    return collect(subject, rig, lambda box: _of_box(box, quick), lambda box: _beyond(box, offered, quick))
+
+
+def _of_box(box: Caps, quick: bool) -> Iterator[OpsCase]:
     for op in OP_NAMES:
-        if op not in offered and boxes:
-            found[f"outside/{op}"] = OpsCase(name=f"outside/{op}", outside=True, op=op, dtype=_first_dtype(boxes[0]))
-    return list(found.values())
+        if op in box.ops:
+            yield from _of_op(box, op, quick)
 
 
 def _first_dtype(box: Caps) -> str:
@@ -136,7 +130,10 @@ def _sample(box: Caps, dtype: str, thorough: bool, quick: bool) -> Iterator[Samp
             yield replace(base, name=f"{base.name}/replay", how="replay")
 
 
-def _beyond(box: Caps, quick: bool) -> Iterator[OpsCase]:
+def _beyond(box: Caps, offered: set[str], quick: bool) -> Iterator[OpsCase]:
+    for op in OP_NAMES:
+        if op not in offered:
+            yield OpsCase(name=f"outside/{op}", outside=True, op=op, dtype=_first_dtype(box))
     dtypes = names_of(box.dtypes, DTYPES)
     op = next((name for name in OP_NAMES if name in box.ops), OP_NAMES[0])
     make = SampleCase if op == "sample" else OpsCase

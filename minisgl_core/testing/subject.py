@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from minisgl_core.registry.query import Need
 from minisgl_core.registry.ranking import selects
 from minisgl_core.registry.requirements import Installed, check_requirements
 
-__all__ = ["Subject"]
+__all__ = ["Subject", "names_of"]
 
 NOT_INSTALLED = "not-installed"
 
@@ -93,7 +93,11 @@ class Subject:
     def boxes(self, device: DeviceFacts) -> list[Caps]:
         """The boxes of its caps that speak of this device."""
         need = Need(device=device)
-        return [box for box in self.spec.caps if match(_with(self.spec, box), need)[0] is not None]
+        return [box for box in self.spec.caps if self.claims(need, [box])]
+
+    def claims(self, need: Need, boxes: Iterable[Caps]) -> bool:
+        """Does one of these boxes of its caps hold the need?"""
+        return any(match(_with(self.spec, box), need)[0] is not None for box in boxes)
 
     def choice(self, box: Caps | None = None, options: Mapping[str, Any] | None = None) -> Choice:
         """As a plan would hold it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from unittest import SkipTest
 
 from minisgl_core.errors import UsageError
@@ -35,6 +35,7 @@ __all__ = [
     "OpsSuite",
     "Suite",
     "cases_of",
+    "suite_for",
 ]
 
 Generator = Callable[[Subject, Rig, bool], Sequence["Case"]]
@@ -144,14 +145,19 @@ SUITES: Final[Mapping[Role, Generator]] = {
 """What generates the cases of each role."""
 
 
-def cases_of(subject: Subject, rig: Rig, *, quick: bool) -> list[Case]:
-    """Every case that this backend's role and caps call for."""
-    generate = SUITES.get(subject.spec.role)
+def suite_for(role: str) -> Generator:
+    """Raises :class:`UsageError` for a role that has no suite."""
+    generate = SUITES.get(cast("Role", role))
     if generate is None:
         raise UsageError(
-            f"there is no suite for role {subject.spec.role}",
+            f"there is no suite for role {role!r}",
             field="role",
-            value=subject.spec.role,
+            value=role,
             remedy=f"there are suites for {', '.join(SUITES)}",
         )
-    return [*contract_cases(), *generate(subject, rig, quick)]
+    return generate
+
+
+def cases_of(subject: Subject, rig: Rig, *, quick: bool) -> list[Case]:
+    """Every case that this backend's role and caps call for."""
+    return [*contract_cases(), *suite_for(subject.spec.role)(subject, rig, quick)]
