@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import SkipTest
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from minisgl_core import testing
 from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, LayerFacts, MultipleOf, OneOf
 from minisgl_core.testing import AttentionCase, AttentionSuite, Mismatch, Rig, Subject, cases_of, ops_reference
@@ -158,3 +161,12 @@ def test_boxes_beside_each_other_are_not_outside() -> None:
     assert "outside/dtype=float32" in names and "outside/dtype=float16" not in names
     assert "box0/decode/float16/ragged" in names and "box1/decode/bfloat16/ragged" in names
     assert len(set(names)) == len(names)
+
+
+def test_the_documentation_names_what_the_kit_offers() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "conformance.md").read_text()
+    table = set(re.findall(r"`(\w+)`", text.split("| part of the kit |")[1]))
+    assert {name for name in testing.__all__ if name.endswith(("Suite", "Case"))} - {"Suite", "Case"} <= table
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1]
+    with pytest.raises(UsageError, match="no installed plugin offers 'attention:mine@my-package'"):
+        exec(code, {})
