@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import torch
 
+from minisgl_core.capsule.steps import StepChoice
 from minisgl_core.distributed import DistributedInfo
-from minisgl_core.errors import ConfigError
+from minisgl_core.errors import ConfigError, nearest
 
 __all__ = ["EngineConfig"]
 
@@ -49,6 +50,14 @@ class EngineConfig:
     """A resolved plan as JSON data; None = resolve here."""
     dummy_weights: bool = False
     """Random weights N(0, 0.02) instead of the checkpoint's, for benchmarks."""
+    record: str | None = None
+    """Folder for capsules of chosen steps of attention; recording forces eager steps. None = do not record."""
+    record_steps: str = "first:8"
+    """``first:N``, ``every:N``, or the numbers of steps such as ``0,5,7``"""
+    record_max_mb: int = 256
+    """Steps whose capsule would be larger are skipped."""
+    shadow: Mapping[str, Any] = field(default_factory=dict)
+    """``{"attention": NAME, "every": N}``: compare a second attention backend on every N-th eager step."""
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -66,7 +75,7 @@ class EngineConfig:
                 field="distributed_port",
                 remedy="give all ranks the same free port",
             )
-        for name in ("max_running_req", "max_prefill_tokens"):
+        for name in ("max_running_req", "max_prefill_tokens", "record_max_mb"):
             self._at_least(name, getattr(self, name), 1)
         for name, low in (("max_seq_len_override", 2), ("num_page_override", 1), ("cuda_graph_max_bs", 0)):
             if getattr(self, name) is not None:
@@ -88,11 +97,39 @@ class EngineConfig:
             raise ConfigError(
                 f"`device` is {self.device!r}", field="device", value=self.device, remedy="use auto, cpu or cuda"
             )
+        StepChoice.parse(self.record_steps)
+        if self.shadow:
+            self._check_shadow()
+
+    def _check_shadow(self) -> None:
+        for key in self.shadow:
+            if key not in ("attention", "every"):
+                raise ConfigError(
+                    f"unknown key {key!r} in `shadow`",
+                    field=f"shadow.{key}",
+                    value=self.shadow[key],
+                    remedy=nearest(key, ("attention", "every")) or "it has attention and every",
+                )
+        name = self.shadow.get("attention")
+        if not isinstance(name, str) or name in ("", "auto"):
+            raise ConfigError(
+                f"`shadow.attention` is {name!r}",
+                field="shadow.attention",
+                value=name,
+                remedy="name the backend to compare",
+            )
+        self._at_least("shadow.every", self.shadow_every, 1)
+
+    @property
+    def shadow_every(self) -> int:
+        """Every so many eager steps are compared."""
+        every = self.shadow.get("every", 1)
+        return int(every) if isinstance(every, str) and every.isdecimal() else every
 
     @property
     def graph_max_bs(self) -> int | None:
-        """:attr:`cuda_graph_max_bs` in force."""
-        return self.cuda_graph_max_bs
+        """:attr:`cuda_graph_max_bs` in force: a recorded step must be eager."""
+        return 0 if self.record else self.cuda_graph_max_bs
 
     @staticmethod
     def _at_least(name: str, value: object, low: int) -> None:

@@ -20,6 +20,7 @@ from .sampler import Sampler
 from .setups import Setups, capture_sizes
 from .state import DecodeState
 from .step import ForwardOutput, Stepper
+from .watching import Watching
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import SamplingMode
@@ -62,7 +63,8 @@ class Engine:
         self._load_weights()
 
         # ---- attention before the pool, so that its workspace counts --------------------------------------
-        self.attn_backend = AttentionDispatcher(setups.build_attention(), self.max_seq_len)
+        self.watching = Watching(config, self.plan, self.model_config, setups)
+        self.attn_backend = AttentionDispatcher(setups.build_attention(), self.max_seq_len, self.watching.attention)
         self.ctx.attn = self.attn_backend
 
         # ---- the pool, the device state --------------------------------------------------------------------
@@ -84,6 +86,7 @@ class Engine:
         self.ctx.pool = self.kv_cache
         self.model.bind_kv()
         self.attn_backend.bind(self.kv_cache, self.state)
+        self.watching.bind(self.kv_cache)
 
         # ---- sampling, graphs ------------------------------------------------------------------------------
         self.sampler = Sampler(self.ctx.ops, self.state, config.seed)
@@ -184,6 +187,7 @@ class Engine:
         self.platform.synchronize()
         self.graph_runner.close()
         self.attn_backend.close()
+        self.watching.close()
         for backend in (self.ctx.moe, self.ctx.linear, self.ctx.ops, self.ctx.kv):
             if backend is not None:
                 backend.close()

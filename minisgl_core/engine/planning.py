@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl_core.errors import ConfigError
-from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, resolve_plan, wants_graph
+from minisgl_core.errors import BackendError, ConfigError
+from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, Slot, detect_device, resolve_plan, wants_graph
+from minisgl_core.registry.beside import choice_beside
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from minisgl_core.modelconfig import ModelConfig
+    from minisgl_core.plugin_api import Phase
+    from minisgl_core.registry import Choice
 
     from .config import EngineConfig
 
-__all__ = ["DTYPES", "choose_dtype", "context_limit", "make_plan", "plan_query"]
+__all__ = ["DTYPES", "choose_dtype", "context_limit", "make_plan", "plan_query", "shadow_choices"]
 
+logger = logging.getLogger(__name__)
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,7 +54,7 @@ def plan_query(config: EngineConfig, model: ModelConfig, device: DeviceFacts) ->
         page_size=config.page_size,
         tp_size=config.tp_info.size,
         max_seq_len=context_limit(config, model),
-        graph=wants_graph(config.cuda_graph_max_bs, device),
+        graph=wants_graph(config.graph_max_bs, device),
         backends=config.backends,
         options=config.backend_options,
         allow=config.allow_plugins,
@@ -60,3 +68,28 @@ def make_plan(config: EngineConfig, model: ModelConfig) -> Plan:
     if config.plan is not None:
         return Plan.from_json(config.plan)
     return resolve_plan(plan_query(config, model, detect_device(config.device)))
+
+
+def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapping[Phase, Choice]:
+    """The backend to compare, by the phases that it can serve beside this plan.
+
+    Raises :class:`~minisgl_core.errors.BackendError` with all reasons if there is none: a name in the config is strict.
+    """
+    query = plan_query(config, model, detect_device(config.device))
+    name = config.shadow["attention"]
+    found, reasons = {}, []
+    for phase in PHASES:
+        choice, why = choice_beside(plan, query, Slot("attention", phase=phase), name)
+        reasons.extend(f"{phase}: {reason}" for reason in why)
+        if choice is not None:
+            found[phase] = choice
+    if not found:
+        raise BackendError(
+            f"the shadow attention backend {name!r} cannot run beside this plan: {'; '.join(reasons)}",
+            field="shadow.attention",
+            value=name,
+            remedy="name another, or none",
+        )
+    for phase in (phase for phase in PHASES if phase not in found):
+        logger.warning("the shadow attention backend %s does not serve %s: %s", name, phase, "; ".join(reasons))
+    return found

@@ -60,6 +60,8 @@ class Sampler:
         self._floats = state.params.view(torch.float32)
         self._row_params: list[SamplingParams | None] = [None] * (state.dummy_row + 1)
         self._row_seed = [0] * (state.dummy_row + 1)
+        self._row_req: list[Req | None] = [None] * (state.dummy_row + 1)
+        self._row_edits = [False] * (state.dummy_row + 1)
         self._row_mode = [0] * (state.dummy_row + 1)
         self._seen: list[Req] = []
         self._seen_rows: list[int] = []
@@ -70,15 +72,18 @@ class Sampler:
         """Stage the parameters of rows that changed hands; returns the cheapest mode that serves all rows."""
         rows = [req.table_idx for req in batch.reqs]
         if rows != self._seen_rows or batch.reqs != self._seen:
-            for req in batch.reqs:
-                self._claim(req)
+            owners = self._row_req
+            for req, row in zip(batch.reqs, rows, strict=True):
+                if owners[row] is not req:
+                    self._claim(req, row)
             self._seen, self._seen_rows = list(batch.reqs), rows
-            self._mode = MODES[max(self._row_mode[row] for row in rows)]
-            self._edits = any(req.sampling_params.edits_logits for req in batch.reqs)
+            self._mode = MODES[max(map(self._row_mode.__getitem__, rows))]
+            self._edits = any(map(self._row_edits.__getitem__, rows))
         return self._mode
 
-    def _claim(self, req: Req) -> None:
-        params, row = req.sampling_params, req.table_idx
+    def _claim(self, req: Req, row: int) -> None:
+        params = req.sampling_params
+        self._row_req[row], self._row_edits[row] = req, params.edits_logits
         seed = (self._seed + req.uid if params.seed is None else params.seed) % 2**64
         if self._row_params[row] is params and self._row_seed[row] == seed:
             return

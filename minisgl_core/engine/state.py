@@ -121,9 +121,11 @@ class DecodeState:
 
     def _resync(self, reqs: list[Req]) -> None:
         """Rows whose device length is not the Req's (driven by hand, or restored) are set from the host."""
-        for req in reqs:
-            known = self._lengths_host[req.table_idx]
-            if known != req.cached_len and req.num_tokens > req.cached_len:
+        cached = np.array([req.cached_len for req in reqs], dtype=np.int64)
+        known = self._lengths_host[[req.table_idx for req in reqs]]
+        for at in np.flatnonzero(known != cached):
+            req = reqs[at]
+            if req.num_tokens > req.cached_len:
                 self._resume[req.table_idx] = (req.cached_len, int(req.tokens[req.cached_len]))
                 self._lengths_host[req.table_idx] = req.cached_len
         self._decode_reqs = list(reqs)

@@ -1,0 +1,115 @@
+"""Benchmarks: the work is drawn exactly, limits are worked out by hand, and a tiny engine goes through it all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from minisgl_core.bench import make_workload
+from minisgl_core.bench.limits import Ceilings, PassFacts, pass_seconds
+from minisgl_core.bench.model_folder import write_geometry
+from minisgl_core.bench.report import peer_rows
+from minisgl_core.bench.session import Variant
+from minisgl_core.cli.app import main
+from minisgl_core.errors import UsageError
+from minisgl_core.modelconfig import MoEConfig, read_model_config
+from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
+
+KEYS = {
+    "mode", "geometry", "tok_s", "tpot_ms", "ttft_ms", "in_tok_s", "host_us_per_step", "limit_share", "plan", "versions",
+}  # fmt: skip
+
+
+def test_offline_work_is_drawn_as_published() -> None:
+    r = Random(0)
+    prompts = [[r.randint(0, 10000) for _ in range(r.randint(100, 1024))] for _ in range(256)]
+    outputs = [r.randint(100, 1024) for _ in range(256)]
+    work = make_workload("offline")
+    assert [list(prompt) for prompt in work.prompts] == prompts and list(work.outputs) == outputs
+    assert (work.tokens_in, work.tokens_out, work.temperature) == (142_827, 133_966, 0.6)
+
+
+def test_other_modes_have_their_published_sizes() -> None:
+    latency, prefill, shared = (make_workload(mode) for mode in ("latency", "prefill", "shared-prefix"))
+    assert (len(latency.prompts[0]), latency.outputs) == (128, (512,))
+    assert (prefill.tokens_in, set(prefill.outputs)) == (64 * 1024, {1})
+    assert len({prompt[:2048] for prompt in shared.prompts}) == 1 and shared.keep_cache
+    assert max(map(max, make_workload("prefill", requests=2).within(100).prompts)) < 100
+    with pytest.raises(UsageError, match="latency"):
+        make_workload("latencies")
+
+
+def test_limits_by_hand() -> None:
+    tiny = geometry("tiny")
+    # a layer: (2*4 + 2*2) heads * 32 * 64 + 3 * 128 * 64 = 24576 + 24576; two of them and the 512 * 64 head
+    weights = 2 * 49152 + 32768
+    kv_per_token = 2 * 2 * 2 * 32
+    decode = PassFacts(True, tokens=3, rows=3, context=100)
+    read = (weights + kv_per_token * 103) * 4
+    assert pass_seconds(tiny, decode, Ceilings(1e9, 1e15), 4) == pytest.approx(read / 1e9)
+    prefill = PassFacts(False, tokens=1000, rows=2, context=0)
+    multiplied = 2 * (2 * 49152 * 1000 + 32768 * 2)
+    assert pass_seconds(tiny, prefill, Ceilings(1e15, 1e9), 4) == pytest.approx(multiplied / 1e9)
+    assert pass_seconds(tiny, prefill, Ceilings(1e15, 1e9), 4, ranks=2) == pytest.approx(multiplied / 2e9)
+
+
+def test_limits_of_experts_count_those_that_are_touched() -> None:
+    moe = MoEConfig(num_experts=4, top_k=1, intermediate_size=10, norm_topk_prob=True, layers=(0, 1))
+    sparse = replace(geometry("tiny"), moe=moe)
+    one = PassFacts(True, tokens=1, rows=1, context=0)
+    weights = 2 * (24576 + 3 * 10 * 64) + 32768  # one token touches one expert a layer
+    read = (weights + 2 * 2 * 2 * 32) * 4
+    assert pass_seconds(sparse, one, Ceilings(1e9, 1e15), 4) == pytest.approx(read / 1e9)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_geometries_survive_their_config_json(name: str, tmp_path: Any) -> None:
+    model = geometry(name)
+    read = read_model_config(write_geometry(model, tmp_path))
+    for field in ("num_layers", "num_q_heads", "num_kv_heads", "head_dim", "moe", "qk_norm", "vocab_size", "windows"):
+        assert getattr(read, field) == getattr(model, field)
+    assert (read.rope.theta, read.rope.rotary_dim) == (model.rope.theta, model.rope.rotary_dim)
+
+
+def test_peers_are_known_by_name_and_work() -> None:
+    assert dict(peer_rows("offline", "qwen3-14b"))["vLLM 0.26.0"] == 5883
+    assert peer_rows("prefill", "qwen3-0.6b", "nano-vllm bb823b3") == [] and peer_rows("offline", "tiny") == []
+    with pytest.raises(UsageError, match=r"vLLM 0\.26\.0"):
+        peer_rows("offline", "qwen3-14b", "vLLM 0.26")
+
+
+def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(["bench", *arguments, "--geometry", "tiny", "--runs", "1", "--num-page-override", "9000"])
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["offline", "latency", "prefill", "shared-prefix"])
+def test_every_mode_runs_on_a_cpu(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = bench(capsys, mode, "--requests", "2", "--json")
+    found = json.loads(out)
+    assert code == 0 and set(found) >= KEYS and found["mode"] == mode
+    assert found["in_tok_s"] > 0 and 0 < found["limit_share"] < 1 and 0 < found["device_busy_share"] <= 1
+
+
+def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = bench(capsys, "prefill", "--requests", "1")
+    assert code == 0 and "tokens in per second" in out and "share of the physical limit" in out
+
+
+def test_ablation_shows_what_cannot_run_beside_what_can(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants = (
+        Variant("default", {}, {}),
+        Variant("no overlap scheduling", {}, {}, overlap=False),
+        Variant("attention fa", {}, {"attention": "fa"}),
+    )
+    monkeypatch.setattr("minisgl_core.bench.session.ABLATIONS", variants)
+    code, out = bench(capsys, "prefill", "--requests", "1", "--ablate", "--json")
+    rows = {row["variant"]: row for row in json.loads(out)["rows"]}
+    assert code == 0 and rows["default"]["relative"] == 1.0 and rows["no overlap scheduling"]["relative"] > 0
+    assert rows["attention fa"]["relative"] is None and "cpu" in rows["attention fa"]["error"]
