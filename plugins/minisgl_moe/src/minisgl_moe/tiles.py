@@ -156,9 +156,11 @@ def default_tiling(geometry: Geometry, tokens: int) -> Tiling:
     """
     touched = geometry.touched(tokens)
     pairs = tokens * geometry.top_k
-    if pairs <= 1.15 * touched:
-        if not geometry.arch:  # the interpreter takes milliseconds per program
-            return Tiling(False, Tile(1, 128, 128), Tile(1, 128, 128))
+    few = pairs <= 1.15 * touched
+    if not geometry.arch:  # the interpreter takes milliseconds per program, whatever its size
+        tile = Tile(1 if few else 16, 256, 128)
+        return Tiling(not few, tile, tile)
+    if few:
         return Tiling(False, Tile(1, 8, 512), Tile(1, 4, 512))
     rows = pairs / touched
     if geometry.dtype == "float32":

@@ -53,10 +53,10 @@ class Alignment(NamedTuple):
 
 
 @triton.jit
-def _load_ids(ids_ptr, at, pairs, EXPERTS: tl.constexpr):
+def _load_ids(ids_ptr, at, pairs, num_experts):
     """Expert ids; -1 for whatever is none: padding and what lies past the end."""
     ids = tl.load(ids_ptr + at, mask=at < pairs, other=-1)
-    return tl.where((ids >= 0) & (ids < EXPERTS), ids, -1)
+    return tl.where((ids >= 0) & (ids < num_experts), ids, -1)
 
 
 @triton.jit
@@ -65,18 +65,18 @@ def _tally(ids, lanes):
     return tl.sum((ids[:, None] == lanes[None, :]).to(tl.int32), axis=0)
 
 
-@triton.jit(do_not_specialize=["pairs", "steps"])
-def _count_kernel(ids_ptr, counts_ptr, pairs, steps, EXPERTS: tl.constexpr, LANES: tl.constexpr, STEP: tl.constexpr):
+@triton.jit(do_not_specialize=["pairs", "steps", "num_experts"])
+def _count_kernel(ids_ptr, counts_ptr, pairs, steps, num_experts, LANES: tl.constexpr, STEP: tl.constexpr):
     chunk = tl.program_id(0)
     lanes = tl.arange(0, LANES)
     counts = tl.zeros((LANES,), tl.int32)
     for step in range(steps):
         at = (chunk * steps + step) * STEP + tl.arange(0, STEP)
-        counts += _tally(_load_ids(ids_ptr, at, pairs, EXPERTS), lanes)
+        counts += _tally(_load_ids(ids_ptr, at, pairs, num_experts), lanes)
     tl.store(counts_ptr + chunk * LANES + lanes, counts)
 
 
-@triton.jit(do_not_specialize=["pairs", "steps", "chunks", "bound"])
+@triton.jit(do_not_specialize=["pairs", "steps", "chunks", "bound", "num_experts", "block_m"])
 def _place_kernel(
     ids_ptr,
     slots_ptr,
@@ -87,11 +87,11 @@ def _place_kernel(
     steps,
     chunks,
     bound,
+    num_experts,
+    block_m,
     ONE_CHUNK: tl.constexpr,
-    EXPERTS: tl.constexpr,
     LANES: tl.constexpr,
     STEP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -102,7 +102,7 @@ def _place_kernel(
     before = tl.zeros((LANES,), tl.int32)
     counts = tl.zeros((LANES,), tl.int32)
     if ONE_CHUNK:
-        counts += _tally(_load_ids(ids_ptr, steps_in, pairs, EXPERTS), lanes)
+        counts += _tally(_load_ids(ids_ptr, steps_in, pairs, num_experts), lanes)
     else:
         for first in range(0, chunks, ROWS):
             rows = first + tl.arange(0, ROWS)
@@ -110,13 +110,13 @@ def _place_kernel(
             found = tl.load(at, mask=rows[:, None] < chunks, other=0)
             counts += tl.sum(found, axis=0)
             before += tl.sum(tl.where(rows[:, None] < program, found, 0), axis=0)
-    padded = (counts + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+    padded = (counts + block_m - 1) // block_m * block_m
     ends = tl.cumsum(padded, axis=0)
     if program < chunks:
         free = ends - padded + before
         for step in range(steps):
             at = (program * steps + step) * STEP + steps_in
-            ids = _load_ids(ids_ptr, at, pairs, EXPERTS)
+            ids = _load_ids(ids_ptr, at, pairs, num_experts)
             mine = ids[:, None] == lanes[None, :]
             earlier = (ids[:, None] == ids[None, :]) & (steps_in[None, :] < steps_in[:, None])
             place = tl.sum(tl.where(mine, free[None, :], 0), axis=1) + tl.sum(earlier.to(tl.int32), axis=1)
@@ -124,12 +124,12 @@ def _place_kernel(
             free += tl.sum(mine.to(tl.int32), axis=0)
     elif program == chunks:
         tl.store(total_ptr, tl.sum(padded, axis=0))
-        for row in range(0, BLOCK_M, 16):
+        for row in range(0, block_m, 16):
             tail = (ends - padded + counts)[:, None] + (row + tl.arange(0, 16))[None, :]
             tl.store(slots_ptr + tail, tl.zeros((LANES, 16), tl.int32) + pairs, mask=tail < ends[:, None])
     else:
         block = (program - chunks - 1) * BLOCKS + tl.arange(0, BLOCKS)
-        passed = (ends[None, :] <= block[:, None] * BLOCK_M).to(tl.int32)
+        passed = (ends[None, :] <= block[:, None] * block_m).to(tl.int32)
         tl.store(experts_ptr + block, tl.sum(passed, axis=1), mask=block < bound)
 
 
@@ -148,7 +148,8 @@ def _align(
     steps = triton.cdiv(pairs, step * _MOST_CHUNKS)
     chunks = triton.cdiv(pairs, step * steps)
     if chunks > 1:
-        _count_kernel[(chunks,)](ids, counts, pairs, steps, EXPERTS=num_experts, LANES=lanes, STEP=step, num_warps=8)
+        _count_kernel[(chunks,)](ids, counts, pairs, steps, num_experts, LANES=lanes, STEP=step, num_warps=8)
+    warps = 16 if step * lanes > 8192 else 8  # registers for a (step, lanes) matrix
     bound = block_bound(pairs, num_experts, block_m)
     _place_kernel[(chunks + 1 + triton.cdiv(bound, _BLOCKS),)](
         ids,
@@ -160,14 +161,14 @@ def _align(
         steps,
         chunks,
         bound,
+        num_experts,
+        block_m,
         ONE_CHUNK=chunks == 1,
-        EXPERTS=num_experts,
         LANES=lanes,
         STEP=step,
-        BLOCK_M=block_m,
         ROWS=_COUNT_ROWS,
         BLOCKS=_BLOCKS,
-        num_warps=8,
+        num_warps=warps,
     )
 
 

@@ -75,7 +75,7 @@ def _product(
     return tl.trans(total) if SWAP else total
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["pairs", "top_k"])
 def _grouped_kernel(
     out_ptr,
     a_ptr,
@@ -86,7 +86,7 @@ def _grouped_kernel(
     experts_ptr,
     total_ptr,
     pairs,
-    TOP_K: tl.constexpr,
+    top_k,
     GATED: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -98,14 +98,14 @@ def _grouped_kernel(
     TMA: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """out[pair] = product of row ``pair // TOP_K`` of a; gated in pairs of columns, or scaled by the pair's weight."""
+    """out[pair] = product of row ``pair // top_k`` of a; gated in pairs of columns, or scaled by the pair's weight."""
     block, column, blocks = _where_am_i(total_ptr, tl.cdiv(ROWS, BLOCK_N), BLOCK_M, GROUP_M)
     if block >= blocks:
         return
     slots = tl.load(slots_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     live = slots < pairs
     expert = tl.load(experts_ptr + block)
-    a_at = a_ptr + (slots // TOP_K).to(tl.int64)[:, None] * a_stride
+    a_at = a_ptr + (slots // top_k).to(tl.int64)[:, None] * a_stride
     value = _product(a_at, live, w, column * BLOCK_N, ROWS, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, TMA, WIDEN, expert)
     WIDTH: tl.constexpr = ROWS // 2 if GATED else ROWS
     BLOCK_OUT: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
@@ -146,7 +146,7 @@ def _launch(
         experts,
         total,
         pairs,
-        TOP_K=top_k,
+        top_k,
         GATED=gated,
         ROWS=rows,
         DEPTH=depth,
@@ -188,9 +188,9 @@ def _down_grouped(
     _launch(out, inner, w2, scale, slots, experts, total, 1, Tile(*tile), gated=False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def _sum_kernel(
-    out_ptr, pairs_ptr, ids_ptr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    out_ptr, pairs_ptr, ids_ptr, num_experts, TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -198,7 +198,7 @@ def _sum_kernel(
     for choice in tl.static_range(TOP_K):
         pair = token * TOP_K + choice
         expert = tl.load(ids_ptr + pair)
-        end = tl.where((expert >= 0) & (expert < EXPERTS), WIDTH, 0)  # a padding pair's row was never written
+        end = tl.where((expert >= 0) & (expert < num_experts), WIDTH, 0)  # a padding pair's row was never written
         total += tl.load(pairs_ptr + pair * WIDTH + columns, mask=columns < end, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * WIDTH + columns, total.to(out_ptr.dtype.element_ty), mask=columns < WIDTH)
 
@@ -207,7 +207,7 @@ def _sum_pairs(out: torch.Tensor, pairs: torch.Tensor, ids: torch.Tensor, num_ex
     tokens, width = out.shape
     block = min(1024, triton.next_power_of_2(width))
     _sum_kernel[(tokens, triton.cdiv(width, block))](
-        out, pairs, ids, EXPERTS=num_experts, TOP_K=ids.shape[1], WIDTH=width, BLOCK=block, num_warps=4
+        out, pairs, ids, num_experts, TOP_K=ids.shape[1], WIDTH=width, BLOCK=block, num_warps=4
     )
 
 

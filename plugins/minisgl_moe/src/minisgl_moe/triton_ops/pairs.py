@@ -16,15 +16,15 @@ from ..tiles import Tile
 __all__ = ["down_pairs", "up_pairs"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts", "top_k"])
 def _up_kernel(
     out_ptr,
     x_ptr,
     x_stride,
     w_ptr,
     ids_ptr,
-    EXPERTS: tl.constexpr,
-    TOP_K: tl.constexpr,
+    num_experts,
+    top_k,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -33,7 +33,7 @@ def _up_kernel(
     """out[pair] = silu(gate) * up of ``BLOCK_N // 2`` interleaved pairs of weight rows."""
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(ids_ptr + pair)
-    if (expert < 0) | (expert >= EXPERTS):
+    if (expert < 0) | (expert >= num_experts):
         return
     rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     w_at = w_ptr + (expert.to(tl.int64) * ROWS + rows)[:, None] * DEPTH
@@ -42,7 +42,7 @@ def _up_kernel(
     for k in tl.static_range(0, DEPTH, BLOCK_K):
         at = k + depth
         inside = at < DEPTH
-        x = tl.load(x_ptr + pair // TOP_K * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + pair // top_k * x_stride + at, mask=inside, other=0.0).to(tl.float32)
         weight = tl.load(w_at + at[None, :], mask=(rows[:, None] < ROWS) & inside[None, :], other=0.0)
         total += weight.to(tl.float32) * x[None, :]
     gate, up = tl.split(tl.reshape(tl.sum(total, axis=1), (BLOCK_N // 2, 2)))
@@ -51,14 +51,14 @@ def _up_kernel(
     tl.store(out_ptr + pair * (ROWS // 2) + columns, value.to(out_ptr.dtype.element_ty), mask=columns < ROWS // 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def _down_kernel(
     out_ptr,
     inner_ptr,
     w_ptr,
     scale_ptr,
     ids_ptr,
-    EXPERTS: tl.constexpr,
+    num_experts,
     TOP_K: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -73,7 +73,7 @@ def _down_kernel(
     for choice in tl.static_range(TOP_K):
         pair = token * TOP_K + choice
         expert = tl.load(ids_ptr + pair)
-        live = (expert >= 0) & (expert < EXPERTS)
+        live = (expert >= 0) & (expert < num_experts)
         scale = tl.load(scale_ptr + pair, mask=live, other=0.0)
         end = tl.where(live, DEPTH, 0)  # nothing of a padding pair is read
         w_at = w_ptr + (expert.to(tl.int64) * ROWS + rows)[:, None] * DEPTH
@@ -94,8 +94,8 @@ def _up_pairs(out: torch.Tensor, x: torch.Tensor, w13: torch.Tensor, ids: torch.
         x.stride(0),
         w13,
         ids,
-        EXPERTS=experts,
-        TOP_K=ids.shape[1],
+        experts,
+        ids.shape[1],
         ROWS=rows,
         DEPTH=depth,
         BLOCK_N=cut.block_n,
@@ -114,7 +114,7 @@ def _down_pairs(
         w2,
         scale,
         ids,
-        EXPERTS=experts,
+        experts,
         TOP_K=ids.shape[1],
         ROWS=rows,
         DEPTH=depth,
