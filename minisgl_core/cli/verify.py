@@ -24,7 +24,7 @@ __all__ = ["command"]
 @click.option("--case", "only", default="", metavar="TEXT", help="Only cases whose name holds TEXT.")
 @json_option
 def command(backend: str, device: str, quick: bool, only: str, as_json: bool) -> int:
-    """Does a backend do what its role's contract says and its caps claim?
+    """Does a backend do what its contract says and its caps claim?
 
     Every claim is tried at its ends; what lies just outside must be refused. Exits with 1 if a case fails.
     """
