@@ -50,7 +50,9 @@ def command(
     plot: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure offline throughput, batch-1 latency, prefill, or requests that share a prefix.
+    """Measure throughput and latency on fixed work.
+
+    The modes: offline throughput, batch-1 latency, prefill, and requests that share a prefix.
 
     All requests arrive at once; end of sequence is ignored. With --geometry, or a folder that holds nothing but a
     config.json, the weights are random.

@@ -90,12 +90,13 @@ def minisgl_attention_backends() -> list[BackendSpec]:
             factory="minisgl_cuda.attention:CudaDecodeAttention",
             requires=("import:triton",),
             options="minisgl_cuda.options:DecodeOptions",
-            caps=(
+            # A box per dtype: queries and cache must agree.
+            caps=tuple(
                 Caps(
                     devices=("cuda",),
                     sm=_SM,
-                    dtypes=_FLOATS,
-                    kv_dtypes=_FLOATS,
+                    dtypes=(dtype,),
+                    kv_dtypes=(dtype,),
                     head_dims=OneOf(64, 80, 96, 128, 256),
                     gqa_ratios=ANY,
                     page_sizes=ANY,
@@ -103,7 +104,8 @@ def minisgl_attention_backends() -> list[BackendSpec]:
                     phases=("decode",),
                     graph="decode",
                     features=frozenset({"window", "softcap"}),
-                ),
+                )
+                for dtype in _FLOATS
             ),
             tier=30,
             summary="planless split-KV decode attention",
