@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+
 from minisgl_core.builtin.comm import TorchDistCommunicator
 from minisgl_core.errors import EngineError
 from minisgl_core.plugin_api import CommSetup

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from minisgl_core.builtin.ops import ComposedOps, apply_rope, filter_mask, gumbel_noise
 from minisgl_core.plugin_api import OpsSetup, SampleArgs
 

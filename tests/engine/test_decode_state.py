@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine.state import DecodeState, pack_params

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from minisgl_core.builtin.linear import PlainLinear
 from minisgl_core.core import Context
 from minisgl_core.distributed import DistributedInfo
