@@ -85,8 +85,9 @@ class Paged:
         for row, pages in enumerate(self.pages):
             ids[row, : len(pages)] = pages
         cu_q = torch.tensor([0, *q_lens]).cumsum(0).to(torch.int32)
-        host = (None, None) if captured else (tuple(q_lens), tuple(kv_lens))
-        view = BatchView(*host, max(q_lens), most, cu_q, torch.tensor(kv_lens, dtype=torch.int32), ids, self.page_size)
+        q_host, kv_host = (None, None) if captured else (tuple(q_lens), tuple(kv_lens))
+        lens = torch.tensor(kv_lens, dtype=torch.int32)
+        view = BatchView(q_host, kv_host, max(q_lens), most, cu_q, lens, ids, self.page_size)
         phase = "decode" if max(q_lens) == 1 else "prefill"
         return SimpleNamespace(phase=phase, view=view, scratch={}, captured=captured)
 

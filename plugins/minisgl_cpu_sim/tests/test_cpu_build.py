@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,14 +115,14 @@ def test_kernels_are_one_operation_to_a_recorder() -> None:
     seen = []
 
     class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
     backend = NativeLinear(LinearSetup(device=torch.device("cpu"), dtype=torch.float32, max_tokens=8))
     x, weight = torch.randn(2, 8), torch.randn(4, 8)
     outside = backend.forward(x, weight)
-    with Recorder():
+    with Recorder():  # type: ignore[no-untyped-call]
         inside = backend.forward(x, weight)
     assert seen[-1] == "minisgl_cpu.linear.default" and len(seen) == 2
     assert torch.equal(inside, outside)

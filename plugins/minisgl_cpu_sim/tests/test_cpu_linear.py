@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,8 +106,13 @@ def test_another_dtype_is_refused(what: str) -> None:
 @pytest.mark.parametrize("faster", [False, True])
 def test_large_products_go_to_torch_where_it_is_faster(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_linear, "_torch_multiplies_faster", lambda dtype: faster)
-    called = []
-    monkeypatch.setattr(native_linear.F, "linear", lambda *tensors: called.append(tensors) or tensors[0])
+    called: list[torch.Tensor] = []
+
+    def spy(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        called.append(x)
+        return x
+
+    monkeypatch.setattr(torch.nn.functional, "linear", spy)
     backend, weight = linear(torch.float32), torch.randn(3, 8)
     backend.forward(torch.randn(16, 8), weight)
     assert not called
@@ -126,7 +132,7 @@ def test_large_products_go_to_torch_where_it_is_faster(faster: bool, monkeypatch
 def test_what_torch_multiplies_faster(
     dtype: torch.dtype, flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_linear.Path, "read_text", lambda self: flags)
+    monkeypatch.setattr(Path, "read_text", lambda self: flags)
     assert native_linear._torch_multiplies_faster(dtype) is expected
 
 

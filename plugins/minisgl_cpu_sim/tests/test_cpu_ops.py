@@ -85,7 +85,7 @@ def rope_case(
     random = torch.Generator().manual_seed(tokens + head_dim)
     q_heads, kv_heads = heads
     qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim, generator=random).to(dtype)
-    weights = [torch.rand(head_dim, generator=random).to(dtype) if norm else None for _ in range(2)]
+    q_weight, k_weight = (torch.rand(head_dim, generator=random).to(dtype) if norm else None for _ in range(2))
     positions = torch.randint(0, 50, (tokens,), generator=random).to(torch.int32)
     angles = torch.randn(50, rotary // 2, generator=random)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
@@ -97,14 +97,14 @@ def rope_case(
     x = qkv.double().view(tokens, -1, head_dim)
     parts = list(x.split((q_heads, kv_heads, kv_heads), dim=1))
     cos, sin = (t.double()[positions.long(), None] for t in (angles.cos(), angles.sin()))
-    for i, weight in enumerate(weights):
+    for i, weight in enumerate((q_weight, k_weight)):
         if weight is not None:
             parts[i] = normalised(parts[i], weight, 1e-6)
         a, b, rest = parts[i].split((rotary // 2, rotary // 2, head_dim - rotary), dim=-1)
         parts[i] = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
     ops = NativeOps(setup(q_heads, kv_heads, head_dim))
-    out = ops.qk_norm_rope_store(qkv, *weights, 1e-6, positions, cos_sin, k_cache, v_cache, out_loc)
+    out = ops.qk_norm_rope_store(qkv, q_weight, k_weight, 1e-6, positions, cos_sin, k_cache, v_cache, out_loc)
     for got, expected in zip(out, parts, strict=True):
         assert got.shape == expected.shape
         close(got, expected)
@@ -179,15 +179,17 @@ def test_like_the_composed_operations(
     random = torch.Generator().manual_seed(tokens)
     width = (q_heads + 2 * kv_heads) * head_dim
     qkv = torch.randn(tokens, width, generator=random).to(dtype)
-    weights = [torch.rand(head_dim, generator=random).to(dtype) if norm else None for _ in range(2)]
+    q_weight, k_weight = (torch.rand(head_dim, generator=random).to(dtype) if norm else None for _ in range(2))
     positions = torch.randint(0, 9, (tokens,), generator=random).to(torch.int32)
     cos_sin = torch.rand(9, head_dim, generator=random)
     out_loc = torch.arange(tokens, dtype=torch.int32)
     facts = setup(q_heads, kv_heads, head_dim)
     results = []
     for ops in (NativeOps(facts), ComposedOps(facts)):
-        caches = [torch.zeros(5, 4, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
-        out = ops.qk_norm_rope_store(qkv.clone(), *weights, 1e-6, positions, cos_sin, *caches, out_loc)
-        results.append((*out, *caches))
+        k_cache, v_cache = (torch.zeros(5, 4, kv_heads, head_dim, dtype=dtype) for _ in range(2))
+        out = ops.qk_norm_rope_store(
+            qkv.clone(), q_weight, k_weight, 1e-6, positions, cos_sin, k_cache, v_cache, out_loc
+        )
+        results.append((*out, k_cache, v_cache))
     for native, composed in zip(*results, strict=True):
         close(native, composed)

@@ -134,7 +134,7 @@ def test_case_42_one_hot() -> None:
     logits = torch.full((4, 64), -math.inf)
     logits[:, 37] = 1.0
     for mode in ("greedy", "random", "filtered"):
-        assert NATIVE.sample(logits, make_args(4, 1.0, top_k=5, top_p=0.5), mode).tolist() == [37] * 4  # type: ignore[arg-type]
+        assert NATIVE.sample(logits, make_args(4, 1.0, top_k=5, top_p=0.5), mode).tolist() == [37] * 4
 
 
 def test_case_43_and_46_a_row_does_not_depend_on_its_neighbours() -> None:
@@ -145,10 +145,10 @@ def test_case_43_and_46_a_row_does_not_depend_on_its_neighbours() -> None:
         top_k=[row % 7 for row in range(32)],
     )
     for mode in ("random", "filtered"):
-        together = NATIVE.sample(logits, args, mode)  # type: ignore[arg-type]
+        together = NATIVE.sample(logits, args, mode)
         for row in (0, 1, 13, 31):
             one = SampleArgs(*(column[row : row + 1] for column in args))
-            assert NATIVE.sample(logits[row : row + 1], one, mode)[0] == together[row]  # type: ignore[arg-type]
+            assert NATIVE.sample(logits[row : row + 1], one, mode)[0] == together[row]
         assert torch.equal(together[1::2].long(), logits[1::2].argmax(-1))
 
 

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch  # noqa: F401  # first, so that our library shares the OpenMP runtime that torch brings
@@ -55,7 +56,10 @@ def build(folder: Path) -> Path:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            print(f"minisgl: compiling the CPU kernels with {command[0]}, once for this machine", file=sys.stderr)
+            threads = "" if "-fopenmp" in command else " (without OpenMP: they use one thread; g++ gives them all)"
+            print(
+                f"minisgl: compiling the CPU kernels with {command[0]}, once for this machine{threads}", file=sys.stderr
+            )
             _compile(command, folder, target)
     return target
 
@@ -75,15 +79,16 @@ def compiler_command() -> tuple[str, ...]:
             )
         )
     # Clang's OpenMP is another runtime than the GNU one that torch loads, and one process must not hold two.
-    return (*found, *_FLAGS, *(() if "clang" in _version(found[0]) else ("-fopenmp",)))
+    return (*found, *_FLAGS, *(() if "clang" in _version(found) else ("-fopenmp",)))
 
 
-def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _version(compiler: Sequence[str]) -> str:
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _key(command: tuple[str, ...]) -> str:
-    digest = hashlib.sha256("\0".join((*command, _version(command[0]), _cpu_features())).encode())
+    version = _version(command[: command.index(_FLAGS[0])])
+    digest = hashlib.sha256("\0".join((*command, version, _cpu_features())).encode())
     for path in sorted((*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]

@@ -36,7 +36,7 @@ constexpr int64_t PARALLEL_BYTES = 1 << 18;  // below it a second thread costs m
 
 extern "C" void minisgl_store(const minisgl::StoreArgs* args) {
     const minisgl::StoreArgs& a = *args;
-    const bool parallel = a.threads > 1 && a.tokens * a.row > minisgl::PARALLEL_BYTES;
+    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.row > minisgl::PARALLEL_BYTES;
 #pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
     for (int64_t token = 0; token < a.tokens; ++token) {
         const int64_t at = int64_t(a.out_loc[token]) * a.slot;
@@ -47,7 +47,7 @@ extern "C" void minisgl_store(const minisgl::StoreArgs* args) {
 
 extern "C" void minisgl_index(const minisgl::IndexArgs* args) {
     const minisgl::IndexArgs& a = *args;
-    const bool parallel = a.threads > 1 && a.tokens * a.row > minisgl::PARALLEL_BYTES;
+    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.row > minisgl::PARALLEL_BYTES;
 #pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
     for (int64_t token = 0; token < a.tokens; ++token) {
         const int64_t id = int64_t(a.ids[token]) - a.start;

@@ -78,7 +78,7 @@ void add_row(const T* x, T* residual, int64_t width, float* row) {
 template <class T>
 void norm(const NormArgs& a) {
     const T* weight = static_cast<const T*>(a.weight);
-    const bool parallel = a.threads > 1 && a.tokens * a.width > PARALLEL_ELEMENTS;
+    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.width > PARALLEL_ELEMENTS;
 #pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
     for (int64_t token = 0; token < a.tokens; ++token) {
         const T* x = static_cast<const T*>(a.x) + token * a.ldx;
@@ -138,7 +138,7 @@ void rope_token(const RopeArgs& a, int64_t token) {
 
 template <class T>
 void rope(const RopeArgs& a) {
-    const bool parallel = a.threads > 1 && a.tokens * a.ld > PARALLEL_ELEMENTS;
+    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.ld > PARALLEL_ELEMENTS;
 #pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
     for (int64_t token = 0; token < a.tokens; ++token) rope_token<T>(a, token);
 }
@@ -159,7 +159,7 @@ void act_row(const T* gate, const T* up, int64_t width, T* y) {
 
 template <class T>
 void act(const ActArgs& a) {
-    const bool parallel = a.threads > 1 && a.tokens * a.width > PARALLEL_ELEMENTS;
+    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.width > PARALLEL_ELEMENTS;
 #pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
     for (int64_t token = 0; token < a.tokens; ++token) {
         const T* x = static_cast<const T*>(a.x) + token * a.ldx;
@@ -194,7 +194,7 @@ void route_token(const RouteArgs& a, int64_t token) {
 
 template <class T>
 void route(const RouteArgs& a) {
-    const bool parallel = a.threads > 1 && a.tokens * a.experts > PARALLEL_ELEMENTS / 8;
+    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.experts > PARALLEL_ELEMENTS / 8;
 #pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
     for (int64_t token = 0; token < a.tokens; ++token) route_token<T>(a, token);
 }

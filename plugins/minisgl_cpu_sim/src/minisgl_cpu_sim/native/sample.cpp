@@ -228,7 +228,7 @@ int32_t sample_row(const SampleArgs& a, int64_t index) {
 
 template <class T>
 void sample(const SampleArgs& a) {
-    const bool parallel = a.threads > 1 && a.batch > 1;
+    [[maybe_unused]] const bool parallel = a.threads > 1 && a.batch > 1;
 #pragma omp parallel for num_threads(int(a.threads)) schedule(dynamic) if (parallel)
     for (int64_t index = 0; index < a.batch; ++index) a.out[index] = sample_row<T>(a, index);
 }
