@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "plugins": CommandEntry("minisgl_core.cli.plugins", "What is installed: plugins, their backends, their failures."),
     "explain": CommandEntry("minisgl_core.cli.explain", "What would run here, and why not the others."),
     "verify": CommandEntry("minisgl_core.cli.verify", "Does a backend do what its contract says and its caps claim?"),
+    "replay": CommandEntry("minisgl_core.cli.replay", "Run a recorded step on a backend, without the model."),
     "bench": CommandEntry("minisgl_core.cli.bench", "Measure throughput and latency on fixed work."),
     "doctor": CommandEntry("minisgl_core.cli.doctor", "What is wrong with this installation, and what to do."),
     "new-plugin": CommandEntry("minisgl_core.cli.new_plugin", "Write a plugin to start a backend from."),

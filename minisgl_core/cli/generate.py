@@ -35,7 +35,7 @@ _SHOWN: Final = 60
 @click.option("--chat", is_flag=True, help="Put each prompt into the model's chat template, as the user's message.")
 @click.option("--system", metavar="TEXT", help="System message in front of it; goes with --chat.")
 @sampling_options
-@settings_options("model", "engine")
+@settings_options("model", "engine", "debug")
 @json_option
 def command(
     settings: Settings,

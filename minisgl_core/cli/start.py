@@ -70,6 +70,8 @@ def start_llm(settings: Settings, path: Path, *, requests: int) -> LLM:
         backend_options=settings.options,
         allow_plugins=settings.allow,
         deny_plugins=settings.deny,
+        shadow=settings.shadow,
+        **{**settings.debug.model_dump(), "record": settings.debug.record or None},
         progress=shows_progress(),
         **engine,
     )

@@ -17,7 +17,7 @@ from minisgl_core.plugin_api import BatchView
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from minisgl_core.capsule import AttentionWatch
+    from minisgl_core.capsule.watch import AttentionWatch
     from minisgl_core.core import Batch
     from minisgl_core.plugin_api import AttentionBackend, BatchLike, KVPool, Phase
 

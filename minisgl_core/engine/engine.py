@@ -20,12 +20,12 @@ from .sampler import Sampler
 from .setups import Setups, capture_sizes
 from .state import DecodeState
 from .step import ForwardOutput, Stepper
-from .watching import Watching
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import SamplingMode
 
     from .config import EngineConfig
+    from .watching import Watching
 
 __all__ = ["Engine"]
 
@@ -63,8 +63,9 @@ class Engine:
         self._load_weights()
 
         # ---- attention before the pool, so that its workspace counts --------------------------------------
-        self.watching = Watching(config, self.plan, self.model_config, setups)
-        self.attn_backend = AttentionDispatcher(setups.build_attention(), self.max_seq_len, self.watching.attention)
+        self.watching = self._make_watching(setups)
+        watch = None if self.watching is None else self.watching.attention
+        self.attn_backend = AttentionDispatcher(setups.build_attention(), self.max_seq_len, watch)
         self.ctx.attn = self.attn_backend
 
         # ---- the pool, the device state --------------------------------------------------------------------
@@ -86,7 +87,8 @@ class Engine:
         self.ctx.pool = self.kv_cache
         self.model.bind_kv()
         self.attn_backend.bind(self.kv_cache, self.state)
-        self.watching.bind(self.kv_cache)
+        if self.watching is not None:
+            self.watching.bind(self.kv_cache)
 
         # ---- sampling, graphs ------------------------------------------------------------------------------
         self.sampler = Sampler(self.ctx.ops, self.state, config.seed)
@@ -120,6 +122,13 @@ class Engine:
             max_seq_len=self.max_seq_len,
             max_tokens=self.config.max_prefill_tokens,
         )
+
+    def _make_watching(self, setups: Setups) -> Watching | None:
+        if not (self.config.record or self.config.shadow):
+            return None
+        from .watching import Watching
+
+        return Watching(self.config, self.plan, self.model_config, setups)
 
     def _load_weights(self) -> None:
         if self.config.dummy_weights:
@@ -187,7 +196,8 @@ class Engine:
         self.platform.synchronize()
         self.graph_runner.close()
         self.attn_backend.close()
-        self.watching.close()
+        if self.watching is not None:
+            self.watching.close()
         for backend in (self.ctx.moe, self.ctx.linear, self.ctx.ops, self.ctx.kv):
             if backend is not None:
                 backend.close()

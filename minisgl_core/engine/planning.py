@@ -77,7 +77,8 @@ def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapp
     """
     query = plan_query(config, model, detect_device(config.device))
     name = config.shadow["attention"]
-    found, reasons = {}, []
+    found: dict[Phase, Choice] = {}
+    reasons: list[str] = []
     for phase in PHASES:
         choice, why = choice_beside(plan, query, Slot("attention", phase=phase), name)
         reasons.extend(f"{phase}: {reason}" for reason in why)

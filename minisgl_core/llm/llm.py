@@ -25,6 +25,7 @@ from .output import Chunk, Output
 from .runner import Runner
 
 if TYPE_CHECKING:
+    from minisgl_core.capsule.shadow import ShadowReport
     from minisgl_core.engine import Engine
     from minisgl_core.registry import Plan
     from minisgl_core.scheduler import Scheduler
@@ -89,6 +90,12 @@ class LLM:
     def plan(self) -> Plan:
         """Which backend does what."""
         return self.engine.plan
+
+    @property
+    def shadow_report(self) -> ShadowReport | None:
+        """What a second attention backend (setting ``shadow``) has shown so far; None without one."""
+        watching = self.engine.watching
+        return None if watching is None or watching.shadow is None else watching.shadow.report
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that no running request uses, on all ranks."""

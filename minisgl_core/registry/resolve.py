@@ -16,14 +16,14 @@ from .loader import discover
 from .matching import kernel_page_size
 from .plan import Bucket, Choice, Plan
 from .probe import ProbeRequest, run_probes
-from .query import PlanQuery, Slot, rank_heads
+from .query import Joint, PlanQuery, Slot, rank_heads
 from .ranking import AUTO, check_backends, selects
 from .records import Candidate, PluginRecord, Registry
 from .refusal import refusal, unknown_backend
 from .requirements import Environment, Installed
 from .solve import Solution, Verdict, solve
 
-__all__ = ["Prober", "check_query", "plan_of", "resolve_plan"]
+__all__ = ["Prober", "check_query", "choice_of", "plan_of", "probe_request", "resolve_plan"]
 
 Prober = Callable[[Sequence[ProbeRequest]], Mapping[str, Reason]]
 """Runs probes; returns the refusals by :attr:`ProbeRequest.key`."""
@@ -74,26 +74,28 @@ def _solve_and_probe(query: PlanQuery, registry: Registry, environment: Environm
 
 
 def _probe_requests(query: PlanQuery, solution: Solution) -> list[ProbeRequest]:
+    chosen = [verdict.candidate for some in solution.by_batch(query).values() for _, verdict in some]
+    distinct = {candidate.key: candidate for candidate in chosen}
+    return [probe_request(candidate, query, solution.joint) for candidate in distinct.values()]
+
+
+def probe_request(candidate: Candidate, query: PlanQuery, joint: Joint) -> ProbeRequest:
+    """What a candidate's probe is asked; its ``probe`` is empty if it has none."""
     q_heads, kv_heads = rank_heads(query)
-    requests = {}
-    for candidate in [verdict.candidate for some in solution.by_batch(query).values() for _, verdict in some]:
-        facts: dict[str, Any] = {
-            "role": candidate.spec.role,
-            "name": candidate.spec.name,
-            "variant": candidate.spec.variant,
-            "device": {"kind": query.device.kind, "sm": query.device.sm, "name": query.device.name},
-            "dtype": query.dtype,
-            "kv_dtype": query.pool_dtype,
-            "q_heads": q_heads,
-            "kv_heads": kv_heads,
-            "head_dim": query.model.head_dim,
-            "page_size": solution.joint.page_size,
-            "kv_layout": solution.joint.kv_layout,
-        }
-        requests[candidate.key] = ProbeRequest(
-            candidate.key, candidate.spec.probe or "", facts, candidate.version, query.device.driver
-        )
-    return list(requests.values())
+    facts: dict[str, Any] = {
+        "role": candidate.spec.role,
+        "name": candidate.spec.name,
+        "variant": candidate.spec.variant,
+        "device": {"kind": query.device.kind, "sm": query.device.sm, "name": query.device.name},
+        "dtype": query.dtype,
+        "kv_dtype": query.pool_dtype,
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "head_dim": query.model.head_dim,
+        "page_size": joint.page_size,
+        "kv_layout": joint.kv_layout,
+    }
+    return ProbeRequest(candidate.key, candidate.spec.probe or "", facts, candidate.version, query.device.driver)
 
 
 def plan_of(query: PlanQuery, solution: Solution) -> Plan:
@@ -123,12 +125,13 @@ def _buckets(
     buckets, low = [], 1
     for largest, verdict in verdicts:
         rows = None if largest is None else (low, largest)
-        buckets.append(Bucket(slot, _choice(verdict, query, pool_page_size), rows))
+        buckets.append(Bucket(slot, choice_of(verdict, query, pool_page_size), rows))
         low = (largest or low) + 1
     return buckets
 
 
-def _choice(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice:
+def choice_of(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice:
+    """A verdict without reasons as a plan holds it."""
     candidate, box = verdict.candidate, verdict.box
     if box is None:
         raise AssertionError(f"{candidate.key} was chosen although it does not fit")

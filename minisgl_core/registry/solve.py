@@ -20,7 +20,7 @@ from .ranking import Selection, measured_cost, rank_key, selection_of
 from .records import Candidate, Registry
 from .requirements import Environment, check_requirements
 
-__all__ = ["Field", "Solution", "Struck", "Verdict", "fields_of", "joint_domain", "solve"]
+__all__ = ["Field", "Solution", "Struck", "Verdict", "fields_of", "joint_domain", "solve", "verdicts_of"]
 
 Struck = Mapping[str, Reason]
 """Candidates refused by their own probe, by :attr:`Candidate.key`."""
@@ -182,6 +182,17 @@ class _Standing:
         if key in self._struck:
             reasons.append(self._struck[key])
         return tuple(reasons)
+
+
+def verdicts_of(
+    slot: Slot, selection: Selection, query: PlanQuery, joint: Joint, registry: Registry, environment: Environment
+) -> list[Verdict]:
+    """The backends that a selection admits to a slot, judged at these joint values; its own names aside."""
+    admitted = [item for item in registry.candidates(slot.role) if selection.place(item) is not None]
+    owners = {item.distribution for item in admitted}
+    standing = _Standing(query, environment, {})
+    ranked = tuple((item, standing.reasons(item, selection, owners)) for item in admitted)
+    return Field(slot, selection, ranked).verdicts(query, joint)
 
 
 def joint_domain(query: PlanQuery, fields: Sequence[Field]) -> list[Joint]:

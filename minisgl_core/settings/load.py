@@ -13,7 +13,7 @@ from minisgl_core.env import ENV
 from minisgl_core.errors import ConfigError, nearest
 from minisgl_core.plugin_api import OP_NAMES, ROLES
 
-from .schema import SECTIONS, EngineSettings, ModelSettings, ServerSettings, Settings
+from .schema import SECTIONS, DebugSettings, EngineSettings, ModelSettings, ServerSettings, Settings
 from .sources import CONFIG_VARIABLE, PREFIX, Given, parse_backend_flags, plugin_lists, read_file, split_list
 
 __all__ = ["flag_name", "load_settings", "variable_name"]
@@ -22,6 +22,8 @@ M = TypeVar("M", bound=BaseModel)
 
 _SHORT: Final = {("model", "path"): "model"}
 """Settings whose flag and variable are not named by their key alone."""
+_SHADOW: Final = "shadow"
+"""In ``[backends]``, beside the roles: ``--backend shadow.attention=NAME`` means its keys too."""
 _TABLES: Final = (*SECTIONS, "backends", "plugins")
 
 
@@ -61,16 +63,18 @@ def load_settings(
     allow, deny = plugin_lists(tables, file, environ)
     for key in tables.get("plugins", {}):
         _check_key(key, ("allow", "deny"), "key", f"[plugins] of {file}")
-    backends, options = _backends(tables.get("backends", {}), file, environ, backend_flags)
+    backends, options, shadow = _backends(tables.get("backends", {}), file, environ, backend_flags)
     sources = {f"{section}.{key}": item.source for (section, key), item in given.items()}
     return Settings(
         model=_validated("model", ModelSettings, given),
         engine=_validated("engine", EngineSettings, given),
         server=_validated("server", ServerSettings, given),
+        debug=_validated("debug", DebugSettings, given),
         allow=allow.value,
         deny=deny.value,
         backends=backends,
         options=options,
+        shadow=shadow,
         sources=sources,
     )
 
@@ -149,8 +153,11 @@ def _wanted(error: ValidationError, key: str) -> str:
 
 def _backends(
     table: Any, file: str, environ: Mapping[str, str], flags: Iterable[str]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The choice by role, and the options. A word on a whole role overrides what a weaker source says of its parts."""
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, Any]]:
+    """The choice by role, the options, and the shadow.
+
+    A word on a whole role overrides what a weaker source says of its parts.
+    """
     if not isinstance(table, Mapping):
         raise ConfigError(f"backends in {file} is {table!r}", field="backends", value=table, remedy="make it a table")
     options = table.get("options", {})
@@ -161,7 +168,16 @@ def _backends(
             value=options,
             remedy='write one table for each backend: [backends.options."ROLE:NAME"]',
         )
-    chosen: dict[str, Any] = {role: value for role, value in table.items() if role != "options"}
+    shadow = table.get(_SHADOW, {})
+    if not isinstance(shadow, Mapping):
+        raise ConfigError(
+            f"backends.shadow in {file} is {shadow!r}",
+            field="backends.shadow",
+            value=shadow,
+            remedy='write a table: [backends.shadow] with attention = "NAME" and every = N',
+        )
+    shadow = dict(shadow)
+    chosen: dict[str, Any] = {role: value for role, value in table.items() if role not in ("options", _SHADOW)}
     from_environment = {
         key: split_list(environ[name]) for name, key in _backend_variables().items() if environ.get(name)
     }
@@ -169,8 +185,11 @@ def _backends(
         for key, names in sorted(source.items()):
             role, _, part = key.partition(".")
             value: Any = names[0] if len(names) == 1 else names
+            if role == _SHADOW:
+                shadow[part or "attention"] = value
+                continue
             if part:
                 whole = chosen.get(role, "auto")
                 value = {**(whole if isinstance(whole, Mapping) else {"*": whole}), part: value}
             chosen[role] = value
-    return chosen, {key: dict(value) for key, value in options.items()}
+    return chosen, {key: dict(value) for key, value in options.items()}, shadow

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["SECTIONS", "EngineSettings", "ModelSettings", "ServerSettings", "Settings"]
+__all__ = ["SECTIONS", "DebugSettings", "EngineSettings", "ModelSettings", "ServerSettings", "Settings"]
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -59,6 +59,14 @@ class EngineSettings(_Section):
     dummy_weights: bool = Field(default=False, description="random weights, to measure speed without a checkpoint's")
 
 
+class DebugSettings(_Section):
+    """``[debug]``"""
+
+    record: str = Field(default="", description="folder for capsules of chosen steps; forces eager steps")
+    record_steps: str = Field(default="first:8", description="first:N, every:N, or numbers such as 0,5,7")
+    record_max_mb: Positive = Field(default=256, description="steps with a larger capsule are skipped")
+
+
 class ServerSettings(_Section):
     """``[server]``"""
 
@@ -73,6 +81,7 @@ class Settings:
     model: ModelSettings
     engine: EngineSettings
     server: ServerSettings
+    debug: DebugSettings
     allow: tuple[str, ...] | None
     """``plugins.allow``: distributions to load; None = all"""
     deny: tuple[str, ...]
@@ -81,6 +90,8 @@ class Settings:
     """``backends``: a name, a list of names or a table, by role"""
     options: Mapping[str, Mapping[str, Any]]
     """``backends.options``, by ``"ROLE:NAME"``"""
+    shadow: Mapping[str, Any]
+    """``backends.shadow``: a second attention backend to compare; checked by the engine"""
     sources: Mapping[str, str]
     """Where each value of a section that is not a default was written, by ``section.key``."""
 
@@ -89,5 +100,6 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "model": ModelSettings,
     "engine": EngineSettings,
     "server": ServerSettings,
+    "debug": DebugSettings,
 }
 """The sections of plain keys; ``[backends]`` and ``[plugins]`` have shapes of their own."""

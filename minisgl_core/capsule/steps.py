@@ -1,0 +1,39 @@
+"""Which steps to record, as text: ``first:8``, ``every:100``, or numbers such as ``0,5,7``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minisgl_core.errors import ConfigError
+
+__all__ = ["StepChoice"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """Steps count from 0, over both phases, eager ones only."""
+
+    first: int = 0
+    """So many from the start"""
+    every: int = 0
+    """Every so many, the first included; 0 = none"""
+    numbers: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str) -> StepChoice:
+        """Raises :class:`ConfigError` for any other text."""
+        kind, colon, number = text.replace(" ", "").partition(":")
+        if colon and kind in ("first", "every") and number.isdecimal() and int(number) > 0:
+            return cls(first=int(number)) if kind == "first" else cls(every=int(number))
+        parts = kind.split(",")
+        if not colon and all(part.isdecimal() for part in parts):
+            return cls(numbers=frozenset(map(int, parts)))
+        raise ConfigError(
+            f"`record_steps` is {text!r}",
+            field="record_steps",
+            value=text,
+            remedy="use such as first:8, every:100 or 0,5,7",
+        )
+
+    def __contains__(self, step: int) -> bool:
+        return step < self.first or step in self.numbers or (self.every > 0 and step % self.every == 0)

@@ -1,0 +1,103 @@
+"""``minisgl replay``: a recorded step on any backend, and the smallest part of it that still fails."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .output import json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from minisgl_core.capsule.format import Capsule
+    from minisgl_core.capsule.replay import ReplayReport
+    from minisgl_core.testing import Rig, Subject
+
+__all__ = ["command"]
+
+
+@click.command(name="replay")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--backend", required=True, metavar="attention:NAME", help="Backend to run it on.")
+@click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), default="auto")
+@click.option("--repeats", metavar="N", type=click.IntRange(min=0), default=20, help="Timings to take; 0 = none. [20]")
+@click.option(
+    "--shrink", "shrunk", metavar="OUT", type=click.Path(path_type=Path), help="Write the smallest that fails."
+)
+@json_option
+def command(file: Path, backend: str, device: str, repeats: int, shrunk: Path | None, as_json: bool) -> int:
+    """Run a recorded step on a backend, without the model.
+
+    Its result is compared with what was recorded and with a float64 reference, which decides. Exits with 1 if it is
+    further away than the conformance kit allows, or raises.
+
+    --shrink reduces a step that fails to fewer layers, rows, tokens and heads that still fail, to be kept as a test.
+    """
+    from minisgl_core.capsule.format import load_capsule
+    from minisgl_core.capsule.replay import replay
+    from minisgl_core.testing import Rig, Subject
+
+    capsule = load_capsule(file)
+    rig = Rig(device)
+    subject = Subject.of(backend, rig.facts, role="attention")
+    report = replay(capsule, subject, rig, repeats=repeats)
+    small = None if shrunk is None else _shrink(capsule, subject, rig, shrunk)
+    if as_json:
+        about = None if small is None else {"file": str(shrunk), "summary": small.summary()}
+        print_json({**report.to_json(), "shrunk": about})
+    else:
+        _print(report)
+        if small is not None and shrunk is not None:
+            _print_use(small, shrunk, subject)
+    return 0 if report.passed else 1
+
+
+def _shrink(capsule: Capsule, subject: Subject, rig: Rig, path: Path) -> Capsule:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from minisgl_core.capsule.shrink import shrink
+
+    with Progress(transient=True, disable=not sys.stderr.isatty(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("shrinking", total=None)
+        small = shrink(
+            capsule, subject, rig, lambda tried, failed: bar.update(task, advance=1, description=tried.summary())
+        )
+    small.save(path)
+    return small
+
+
+def _print(report: ReplayReport) -> None:
+    click.echo(f"{report.capsule}, recorded by {report.recorded_by or 'an unknown backend'}")
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    click.echo(f"{report.backend} on {report.device} ({versions})\n")
+    rows = [
+        (
+            layer.layer,
+            f"{layer.error:.2e}",
+            f"{layer.against_recorded:.2e}",
+            f"{layer.recorded_error:.2e}",
+            layer.worst,
+        )
+        for layer in report.layers
+    ]
+    if rows:
+        print_table(("LAYER", "ERROR", "FROM RECORDED", "RECORDED'S ERROR", "WORST"), rows)
+    if report.layer_us is not None and report.metadata_us is not None:
+        click.echo(f"\nmetadata {report.metadata_us:.1f} us a step, attention {report.layer_us:.1f} us a layer")
+    verdict = f"PASSED: no error above {report.tolerance:.3g}" if report.passed else f"FAILED: {report.failure()}"
+    click.secho(verdict, fg="green" if report.passed else "red")
+
+
+def _print_use(small: Capsule, path: Path, subject: Subject) -> None:
+    spec = repr(subject.label) if subject.installed else "SPEC"
+    click.echo(f"\nthe smallest that still fails: {small.summary()}, in {path}")
+    click.echo(
+        "keep it beside a test:\n\n"
+        "    from pathlib import Path\n"
+        "    from minisgl_core.capsule.replay import check_capsule\n\n"
+        f"    def test_{path.stem.replace('-', '_').replace('.', '_')}():\n"
+        f"        check_capsule(Path(__file__).parent / {path.name!r}, {spec})"
+    )

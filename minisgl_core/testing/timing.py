@@ -1,0 +1,34 @@
+"""How long a call takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .rig import Rig
+
+__all__ = ["Timer", "median_seconds"]
+
+Timer = Callable[[Callable[[], object], "Rig"], float]
+"""Seconds of one call on a device."""
+
+
+def median_seconds(call: Callable[[], object], rig: Rig, *, repeats: int = 20, least: float = 2e-4) -> float:
+    """The median of ``repeats`` measurements after a warm-up; each is of as many calls in a queue as last ``least``
+    seconds, so that neither the clock nor one launch decides.
+    """
+
+    def run(count: int) -> float:
+        rig.platform.synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        rig.platform.synchronize()
+        return (time.perf_counter() - began) / count
+
+    run(1)
+    count = max(1, int(least / max(run(1), 1e-9)))
+    return statistics.median(run(count) for _ in range(repeats))
