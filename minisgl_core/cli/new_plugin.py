@@ -22,10 +22,10 @@ __all__ = ["command"]
 @click.option("--out", metavar="DIR", help="Folder to write, new or empty. [./minisgl_NAME]")
 @json_option
 def command(name: str, role: str, out: str | None, as_json: bool) -> None:
-    """Write a plugin whose tests pass, to start a backend from.
+    """Write a plugin to start a backend from.
 
     The distribution minisgl-NAME offers the backend ROLE:NAME: one spec, one class in plain torch to replace by a
-    kernel, and tests that the conformance kit makes from the spec. Nothing is overwritten.
+    kernel, and tests that the conformance kit makes from the spec, which pass at once. Nothing is overwritten.
     """
     folder = Path(out or f"minisgl_{name}")
     made = write_distribution(name, cast("Role", role), folder, discover())

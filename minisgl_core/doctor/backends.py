@@ -67,10 +67,11 @@ def check_code(candidates: Sequence[Candidate], environment: Environment, timeou
     ready = [item for item in candidates if not check_requirements(item.spec, environment)]
     with Isolated(timeout_s) as process:
         for item in ready:
-            _, problem, ended = process.ask("load_factory", **_choice(item).to_json())
+            wrong, problem, _ = process.ask("load_factory", **_choice(item).to_json())
             if problem:
-                text = f"loading {item.spec.factory} {problem}" if ended else problem.partition(": ")[2] or problem
-                yield Finding("wrong", "abi", item.key, text, _abi_remedy(item))
+                wrong = f"loading {item.spec.factory}, the process {problem}"
+            if wrong:
+                yield Finding("wrong", "abi", item.key, wrong, _abi_remedy(item))
 
 
 def _choice(item: Candidate) -> Choice:

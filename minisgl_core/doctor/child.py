@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from minisgl_core.errors import BackendError
+from minisgl_core.registry import Choice, load_class
+
 __all__ = ["cuda_devices", "import_plugin", "load_factory"]
 
 HEAVY: Final = ("torch", "triton", "flashinfer", "flash_attn", "flash_attn_interface", "pydantic", "transformers")
@@ -38,11 +41,13 @@ def _cuda_touched() -> str:
     return ""
 
 
-def load_factory(choice: Mapping[str, Any]) -> None:
-    """Import what a spec's factory names, and check that it has its role's methods."""
-    from minisgl_core.registry import Choice, load_class
-
-    load_class(Choice.from_json(choice))
+def load_factory(choice: Mapping[str, Any]) -> str:
+    """Import what a spec's factory names, and check that it has its role's methods; returns what is wrong."""
+    try:
+        load_class(Choice.from_json(choice))
+    except BackendError as error:
+        return error.message
+    return ""
 
 
 def cuda_devices(request: Mapping[str, Any]) -> list[dict[str, Any]]:

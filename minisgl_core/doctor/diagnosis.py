@@ -156,7 +156,7 @@ def _cost_findings(cost: ImportCost) -> Iterator[Finding]:
     inside = "import it inside functions, or in the factory's module"
     if cost.ended:
         kept_out = f'repair it, or set [plugins] deny = ["{cost.distribution}"]: every command imports it'
-        yield finding(f"importing {cost.module} {cost.problem}", kept_out)
+        yield finding(f"importing {cost.module}, the process {cost.problem}", kept_out)
     if cost.cuda:
         yield finding(f"importing {cost.module} touches CUDA: {cost.cuda}", "leave CUDA to the factory or the probe")
     if cost.heavy:

@@ -13,6 +13,7 @@ from minisgl_core.errors import EngineError
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.scheduler import Message, Scheduler, TokenOut
 
+from .blame import blamed
 from .ranks import GRACE_S, Ranks, free_port, threads_per_rank
 
 __all__ = ["Runner"]
@@ -64,7 +65,9 @@ class Runner:
         self._messages.append(message)
 
     def step(self) -> list[TokenOut]:
-        """One step of every rank. Raises :class:`EngineError` with the words of a rank that has failed."""
+        """One step of every rank. Raises :class:`EngineError` with the words of a rank that has failed, or naming the
+        plugin's backend that did.
+        """
         if self._failure is not None:
             raise EngineError(
                 f"the engine has stopped after an error: {self._failure}", remedy="shut it down and make a new one"
@@ -75,8 +78,10 @@ class Runner:
             self.scheduler.apply(messages)
             return self._ranks.guard(self.scheduler.step)
         except BaseException as error:
-            self._failure = error
-            raise
+            self._failure = blamed(error, self.engine.plan)
+            if self._failure is error:
+                raise
+            raise self._failure from error
 
     def check(self) -> None:
         """Raise :class:`EngineError` if any rank has failed, also while nothing runs."""
