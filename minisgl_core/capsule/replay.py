@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl_core import __version__
-from minisgl_core.errors import BackendError
+from minisgl_core.errors import BackendError, UsageError
 from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import AttentionSetup, BackendSpec, BatchView, LayerFacts
 from minisgl_core.registry.matching import kernel_page_size, match
@@ -143,6 +143,13 @@ def errors_against_reference(capsule: Capsule, place: int, results: Sequence[tor
 
 
 def _box_of(capsule: Capsule, subject: Subject, rig: Rig) -> Caps:
+    if subject.spec.role != "attention":
+        raise UsageError(
+            f"{subject.label} is a backend of role {subject.spec.role}, and the capsule is of attention",
+            field="--backend",
+            value=subject.label,
+            remedy="write attention:NAME",
+        )
     g = capsule.geometry
     layers = [layer.facts for layer in capsule.layers]
     features = {name: "" for name in ("window", "softcap") if any(getattr(item, name) is not None for item in layers)}

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl_core.env import ENV
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def integrity_check() -> Iterator[None]:
+    """Every scheduler made here checks its books after every step; tests share two cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ENV.CHECK_INTEGRITY.value = True
+    yield
+    ENV.CHECK_INTEGRITY.reset()
+    torch.set_num_threads(threads)
