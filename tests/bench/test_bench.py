@@ -20,7 +20,8 @@ from minisgl_core.modelconfig import MoEConfig, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
 
 KEYS = {
-    "mode", "geometry", "tok_s", "tpot_ms", "ttft_ms", "in_tok_s", "host_us_per_step", "limit_share", "plan", "versions",
+    "mode", "geometry", "tok_s", "tpot_ms", "ttft_ms", "in_tok_s", "host_us_per_step", "limit_share", "plan",
+    "versions",
 }  # fmt: skip
 
 
