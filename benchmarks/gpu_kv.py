@@ -20,8 +20,8 @@ from gpu_linear import graph_microseconds
 from minisgl_core.builtin.platform import CudaPlatform
 from minisgl_core.plugin_api import KVSetup
 from minisgl_cuda.kv_cpp import CudaKVKernels
-from minisgl_cuda.kv_cpp.launch import CompiledLauncher
 from minisgl_cuda.kv_triton import TritonKVKernels
+from minisgl_cuda.launch import CompiledLauncher
 
 HEADS, DIM, SLOTS, VOCAB = 8, 128, 65536, 151936
 TOKENS = (1, 16, 64, 256, 2048, 16384)

@@ -116,6 +116,7 @@ class CudaPlatform:
         self.sm = 10 * major + minor
         self._stream = torch.cuda.Stream(self.device)
         self._side = torch.cuda.Stream(self.device)
+        self._index = device_index
 
     def activate(self) -> None:
         torch.cuda.set_device(self.device)
@@ -128,7 +129,8 @@ class CudaPlatform:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def stream_handle(self) -> int:
-        return torch.cuda.current_stream(self.device).cuda_stream
+        # Asked before every launch of a kernel that is not torch's: this entry makes no Stream object.
+        return torch._C._cuda_getCurrentRawStream(self._index)
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:

@@ -243,6 +243,7 @@ class Setups:
             self._config.max_running_req,
             kv,
             comm,
+            self._platform,
         )
         built: dict[Any, Any] = {}
         methods = {}

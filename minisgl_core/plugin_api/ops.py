@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from .comm import Communicator
     from .kv import KVKernels
+    from .platform import Platform
 
 __all__ = ["OP_NAMES", "LayerOps", "OpsSetup", "SampleArgs", "SamplingMode"]
 
@@ -46,6 +47,8 @@ class OpsSetup:
     max_batch: int
     kv: KVKernels
     comm: Communicator
+    platform: Platform | None = None
+    """Kernels that are launched outside torch ask it for the stream; absent only where a backend is driven by hand."""
 
 
 class SampleArgs(NamedTuple):

@@ -74,6 +74,7 @@ class OpsCase(TrialCase):
             max_batch=self.tokens,
             kv=_PlainKV(),
             comm=_OneRank(),
+            platform=rig.platform,
         )
         return subject.build(setup, box)
 

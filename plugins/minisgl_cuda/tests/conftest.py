@@ -1,4 +1,4 @@
-"""The backend ``kv:cuda`` as it runs on a CPU: its CUDA sources in the simulator of minisgl-cpu-sim."""
+"""The CUDA sources as they run on a CPU: in the simulator of minisgl-cpu-sim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from minisgl_core.plugin_api import KVSetup
 from minisgl_cpu_sim.cuda_sim import SimulatedProgram
 from minisgl_cuda.kv_build import CSRC
 from minisgl_cuda.kv_cpp import CudaKVKernels
-from minisgl_cuda.kv_cpp.launch import INDEX, STORE, UNITS, Kernel, Shape
+from minisgl_cuda.kv_cpp.launch import INDEX, STORE, UNITS
+from minisgl_cuda.launch import Kernel, Run, Shape
+from minisgl_cuda.ops_cpp import ACT, ADD_NORM, INSTANCES, NORM, ROPE
 
 
 class SimulatedLauncher:
@@ -22,17 +24,41 @@ class SimulatedLauncher:
         self._program = program
         self.seen: list[tuple[str, Shape]] = []
 
-    def launch(self, kernel: Kernel, unit: int, shape: Shape, values: tuple[Any, ...]) -> None:
-        name = kernel.instance(unit)
-        self.seen.append((name, shape))
-        args = dict(zip(kernel.fields, values, strict=True))
-        self._program.launch(name, shape.blocks, (shape.lanes, shape.rows), args)
+    def prepare(self, kernel: Kernel, arguments: str) -> Run:
+        name = kernel.instance(arguments)
+
+        def run(shape: Shape, tensors: tuple[torch.Tensor | None, ...], values: tuple[float, ...]) -> None:
+            self.seen.append((name, shape))
+            for tensor, at in zip(tensors, values, strict=False):
+                assert at in (0, None if tensor is None else tensor.data_ptr())
+            passed = [0 if at == 0 else tensor for tensor, at in zip(tensors, values, strict=False)]
+            args: Any = dict(zip(kernel.fields, [*passed, *values[len(tensors) :]], strict=True))
+            self._program.launch(name, shape.blocks, (shape.lanes, shape.rows), args)
+
+        return run
 
 
 @pytest.fixture(scope="session")
 def kv_program() -> SimulatedProgram:
-    kernels = [kernel.instance(unit) for kernel in (STORE, INDEX) for unit in UNITS]
+    kernels = [kernel.instance(unit) for kernel in (STORE, INDEX) for unit in UNITS.values()]
     return SimulatedProgram([CSRC / "kv_store.cuh", CSRC / "kv_index.cuh"], kernels, include_dirs=[CSRC])
+
+
+@pytest.fixture(scope="session")
+def ops_program() -> SimulatedProgram:
+    kernels = [
+        kernel.instance(arguments)
+        for kernel in (NORM, ADD_NORM, ACT, ROPE)
+        for both in INSTANCES.values()
+        for arguments in both
+    ]
+    return SimulatedProgram([CSRC / f"{name}.cuh" for name in ("norm", "act", "rope")], kernels, include_dirs=[CSRC])
+
+
+@pytest.fixture
+def simulated_ops(ops_program: SimulatedProgram) -> SimulatedLauncher:
+    """A launcher for the layer operations."""
+    return SimulatedLauncher(ops_program)
 
 
 @pytest.fixture

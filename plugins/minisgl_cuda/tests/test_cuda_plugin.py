@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.plugin_api import OP_NAMES
-from minisgl_core.registry import DeviceFacts
+from minisgl_core.registry import DeviceFacts, PlanQuery, resolve_plan
 from minisgl_core.registry.matching import match
 from minisgl_core.registry.query import Need
 from minisgl_cuda.plugin import (
@@ -19,9 +20,9 @@ from minisgl_cuda.plugin import (
 HOPPER = DeviceFacts("cuda", sm=90)
 (DECODE,) = minisgl_attention_backends()
 (GRAPH,) = minisgl_graph_runners()
-(OPS,) = minisgl_layer_ops()
+OPS = minisgl_layer_ops()
 (SKINNY,) = minisgl_linears()
-ALL = (DECODE, GRAPH, OPS, SKINNY, *minisgl_kv_kernels())
+ALL = (DECODE, GRAPH, SKINNY, *OPS, *minisgl_kv_kernels())
 
 
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: f"{spec.role}:{spec.name}{spec.variant}")
@@ -55,10 +56,67 @@ def test_decode_attention_is_for_decode_only_and_without_host_plan() -> None:
     }
     assert match(DECODE, Need(phase="decode", **need))[1] == []
     assert [reason.code for reason in match(DECODE, Need(phase="prefill", **need))[1]] == ["phase"]
-    assert [box.host_plan for box in DECODE.caps] == [()]
+    assert {box.host_plan for box in DECODE.caps} == {()}
 
 
 def test_operations_are_known_to_the_core() -> None:
-    offered = {name for box in OPS.caps for name in box.ops}
-    assert offered <= set(OP_NAMES)
-    assert [box.per_row_seed for box in OPS.caps] == [True]
+    offered = {spec.variant: {name for box in spec.caps for name in box.ops} for spec in OPS}
+    assert offered["triton"] <= set(OP_NAMES)
+    assert offered["triton"] - offered["cpp"] == {"sample"} and offered["cpp"] < offered["triton"]
+    assert [box.per_row_seed for box in OPS[1].caps] == [True]
+
+
+def _store_need(dtype: str, kv_dtype: str) -> Need:
+    return Need(
+        device=HOPPER,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        head_dim=128,
+        page_size=16,
+        kv_layout="NHD",
+        capture=True,
+        op="qk_norm_rope_store",
+    )
+
+
+def test_compiled_operations_want_a_pool_of_the_models_dtype() -> None:
+    cpp, triton = OPS
+    assert match(cpp, _store_need("float16", "float16"))[1] == []
+    assert match(cpp, _store_need("float16", "bfloat16"))[1] != []
+    assert match(triton, _store_need("float16", "bfloat16"))[1] == []
+
+
+class Machine:
+    """An environment in which all requirements are met but those named."""
+
+    def __init__(self, *missing: str) -> None:
+        self._missing = missing
+
+    def version(self, distribution: str) -> str | None:
+        return None if distribution in self._missing else "99"
+
+    def has_module(self, module: str) -> bool:
+        return module not in self._missing
+
+    def has_program(self, program: str) -> bool:
+        return program not in self._missing
+
+
+@pytest.mark.parametrize(
+    ("missing", "layer_ops", "sample"),
+    [((), "cuda/cpp", "cuda/triton"), (("nvcc",), "cuda/triton", "cuda/triton"), (("triton",), "cuda/cpp", "composed")],
+)
+def test_each_operation_comes_from_the_first_variant_that_offers_it(
+    missing: tuple[str, ...], layer_ops: str, sample: str
+) -> None:
+    query = PlanQuery(
+        geometry("qwen3-0.6b"),
+        HOPPER,
+        "bfloat16",
+        allow=["minisgl-cuda", "minisgl-cpu-sim"],
+        backends={"attention": "torch", "kv": "torch"},
+    )
+    plan = resolve_plan(query, environment=Machine(*missing), prober=lambda requests: {})
+    layer = OPS[0].caps[0].ops
+    found = {op: plan.choice("ops", op=op).label.partition("@")[0] for op in (*layer, "sample")}
+    assert found == {**dict.fromkeys(layer, layer_ops), "sample": sample}

@@ -12,7 +12,7 @@ import torch
 from minisgl_core.builtin.platform import CudaPlatform
 from minisgl_core.plugin_api import KVSetup
 from minisgl_cuda.kv_cpp import CudaKVKernels
-from minisgl_cuda.kv_cpp.launch import CompiledLauncher
+from minisgl_cuda.launch import CompiledLauncher
 
 pytestmark = pytest.mark.gpu
 

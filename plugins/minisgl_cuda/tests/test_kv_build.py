@@ -1,4 +1,4 @@
-"""kv:cuda before any kernel runs: compiling, caching, refusals, the calling convention, the two headers."""
+"""The CUDA sources before any kernel runs: compiling, caching, refusals, the calling convention, the two headers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import torch
 
 import minisgl_cpu_sim.cuda_sim as simulator
 from minisgl_core.plugin_api import CannotRun
-from minisgl_cuda import kv_build, kv_host
+from minisgl_cuda import kv_build, kv_host, launch
 from minisgl_cuda.kv_build import probe
-from minisgl_cuda.kv_cpp import CudaKVKernels, launch
-from minisgl_cuda.kv_cpp.launch import INDEX, STORE, UNITS, CompiledLauncher, Shape
+from minisgl_cuda.kv_cpp import CudaKVKernels
+from minisgl_cuda.kv_cpp.launch import INDEX, STORE, UNITS
+from minisgl_cuda.launch import Alive, CompiledLauncher, Shape
+from minisgl_cuda.ops_cpp import ACT, ADD_NORM, INSTANCES, NORM, ROPE, CompiledOps
 
 HEADER = "minisgl/device.h"
 FAKE_LIBRARY = """
@@ -100,6 +102,9 @@ def test_no_compiler_is_a_reason(cache: Path, tmp_path: Path, monkeypatch: pytes
 def test_a_backend_without_a_platform_is_refused(kv_setup: Any) -> None:
     with pytest.raises(ValueError, match="platform"):
         CudaKVKernels(kv_setup())
+    setup: Any = SimpleNamespace(platform=None)
+    with pytest.raises(ValueError, match="platform"):
+        CompiledOps(setup)
 
 
 def test_tokens_are_compared_with_numpy_where_there_is_no_compiler(
@@ -130,37 +135,78 @@ def test_a_launch_is_one_packed_struct(fake_library: Any, sm: int, asked: bool |
     platform: Any = SimpleNamespace(sm=sm, stream_handle=lambda: 77)
     launcher = CompiledLauncher(platform, asked)
     out, table, ids = torch.empty(2, 8), torch.empty(4, 8), torch.empty(2, dtype=torch.int32)
-    launcher.launch(INDEX, 16, Shape(3, 64, 4), (out, table, ids, -5, 4, 32, 2, 2))
-    kernel = len(INDEX.instance(16))  # the fake's
     pointers = (out.data_ptr(), table.data_ptr(), ids.data_ptr())
-    assert last_request(fake_library)[:14] == (kernel, 77, 3, 64, 4, dependent, *pointers, -5, 4, 32, 2, 2)
+    name = INDEX.instance(UNITS[16])
+    launcher.prepare(INDEX, UNITS[16])(Shape(3, 64, 4), (out, table, ids), (*pointers, -5, 4, 32, 2, 2))
+    assert last_request(fake_library)[:14] == (len(name), 77, 3, 64, 4, dependent, *pointers, -5, 4, 32, 2, 2)
+
+
+def test_floats_are_doubles_in_the_struct(fake_library: Any) -> None:
+    platform: Any = SimpleNamespace(sm=90, stream_handle=lambda: 77)
+    CompiledLauncher(platform).prepare(NORM, "float, 4")(Shape(1, 32, 1), (), (*range(9), 1e-6))
+    sent = last_request(fake_library)[6:16]
+    assert sent[:9] == tuple(range(9)) and struct.unpack("d", struct.pack("q", sent[9])) == (1e-6,)
 
 
 def test_a_failed_launch_says_what_cuda_says(fake_library: Any) -> None:
     platform: Any = SimpleNamespace(sm=90, stream_handle=lambda: 666)
     with pytest.raises(RuntimeError, match="minisgl::kv_index: CUDA error 700: what CUDA says"):
-        CompiledLauncher(platform).launch(INDEX, 16, Shape(1, 32, 1), (0,) * 8)
+        CompiledLauncher(platform).prepare(INDEX, UNITS[16])(Shape(1, 32, 1), (), (0,) * 8)
 
 
-def _struct_fields(name: str) -> list[str]:
-    """Of a struct in the CUDA sources, in order."""
+def test_things_live_as_long_as_their_owners() -> None:
+    class Owner:
+        pass
+
+    alive: Alive[str] = Alive()
+    first, second = Owner(), Owner()
+    numbers = [alive.add(first, "a"), alive.add(second, "b")]
+    assert [alive.find(number) for number in numbers] == ["a", "b"]
+    del first
+    with pytest.raises(KeyError):
+        alive.find(numbers[0])
+    assert alive.find(numbers[1]) == "b"
+
+
+def _struct_fields(name: str, kind: str = "") -> list[str]:
+    """Of a struct in the CUDA sources, in order; only those whose declaration begins with ``kind``."""
     text = "".join(path.read_text() for path in sorted(kv_build.CSRC.glob("*.cu*")))
     body = re.search(rf"struct {name} {{(.*?)}};", text, re.DOTALL)
     assert body is not None
     lines = [line.partition("//")[0].strip() for line in body[1].splitlines()]
-    declared = " ".join(lines).replace("*", "* ").split(";")
-    return [field for part in declared if part.strip() for field in re.findall(r"(\w+)(?:,|$)", part.strip())]
+    declared = [part.strip() for part in " ".join(lines).replace("*", "* ").split(";")]
+    chosen = [part for part in declared if part and part.startswith(kind)]
+    return [field for part in chosen for field in re.findall(r"(\w+)(?:,|$)", part)]
 
 
-def test_the_structs_of_both_languages_agree() -> None:
-    assert _struct_fields("StoreArgs") == list(STORE.fields)
-    assert _struct_fields("IndexArgs") == list(INDEX.fields)
+@pytest.mark.parametrize(
+    ("struct_name", "kernels"),
+    [
+        ("StoreArgs", [STORE]),
+        ("IndexArgs", [INDEX]),
+        ("NormArgs", [NORM, ADD_NORM]),
+        ("ActArgs", [ACT]),
+        ("RopeArgs", [ROPE]),
+    ],
+)
+def test_the_structs_of_both_languages_agree(struct_name: str, kernels: list[Any]) -> None:
+    for kernel in kernels:
+        assert _struct_fields(struct_name) == list(kernel.fields)
+        assert _struct_fields(struct_name, "double ") == [name for name in kernel.fields if name in kernel.floats]
+
+
+def test_the_launch_struct_is_as_python_packs_it() -> None:
     assert _struct_fields("Launch") == ["kernel", "stream", "blocks", "threads_x", "threads_y", "dependent"]
 
 
 def test_every_kernel_is_in_the_launchers_table() -> None:
-    entries = re.findall(r"MINISGL_ENTRY\((minisgl::[^)]+)\)", (kv_build.CSRC / "launch.cu").read_text())
-    assert sorted(entries) == sorted(kernel.instance(unit) for kernel in (STORE, INDEX) for unit in UNITS)
+    text = (kv_build.CSRC / "launch.cu").read_text()
+    arguments = re.findall(r"MINISGL_ENTRY\(kernel<([^>]+)>\)", text)
+    assert sorted(arguments) == sorted(kind for both in INSTANCES.values() for kind in both)
+    entries = re.findall(r"MINISGL_ENTRY\((minisgl::[^)]+)\)", text)
+    assert sorted(entries) == sorted(kernel.instance(unit) for kernel in (STORE, INDEX) for unit in UNITS.values())
+    templates = re.findall(r"MINISGL_ENTRIES\((minisgl::[^)]+)\)", text)
+    assert sorted(templates) == sorted(kernel.template for kernel in (NORM, ADD_NORM, ACT, ROPE))
 
 
 def _helpers(header: Path) -> set[str]:
@@ -176,14 +222,29 @@ def _helpers(header: Path) -> set[str]:
 def test_the_simulators_header_offers_what_the_gpus_does() -> None:
     ours = _helpers(kv_build.CSRC / HEADER)
     assert ours == _helpers(Path(simulator.__file__).parent / "include" / HEADER)
-    assert {"load_once", "store", "Bytes16", "wait_for_previous_kernel", "MINISGL_SHARED"} <= ours
+    assert {
+        "load_once",
+        "store",
+        "widen",
+        "narrow",
+        "inverse_sqrt",
+        "Bytes16",
+        "wait_for_previous_kernel",
+        "MINISGL_SHARED",
+    } <= ours
 
 
 @pytest.mark.parametrize("path", sorted(kv_build.CSRC.glob("*.cuh")), ids=lambda path: path.name)
 def test_kernels_include_only_the_header_and_hold_no_ptx(path: Path) -> None:
     text = path.read_text()
-    assert re.findall(r"#include (.*)", text) == [f"<{HEADER}>"]
+    included = re.findall(r"#include (.*)", text)
+    assert included[0] == f"<{HEADER}>" and set(included[1:]) <= {"<minisgl/pieces.h>"}
     assert "asm" not in text and "__global__" in text
+
+
+def test_what_kernels_share_holds_no_ptx() -> None:
+    text = (kv_build.CSRC / "minisgl/pieces.h").read_text()
+    assert re.findall(r"#include (.*)", text) == [f"<{HEADER}>"] and "asm" not in text
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -191,4 +252,4 @@ def test_kernels_include_only_the_header_and_hold_no_ptx(path: Path) -> None:
 def test_nvcc_compiles_the_sources(cache: Path) -> None:
     platform: Any = SimpleNamespace(sm=90, stream_handle=lambda: 0)
     with pytest.raises(RuntimeError, match="kv_store<minisgl::Bytes16>: CUDA error"):  # there is no GPU to load it on
-        CompiledLauncher(platform)
+        CompiledLauncher(platform).prepare(STORE, UNITS[16])

@@ -1,10 +1,8 @@
-"""What minisgl-cuda offers: plain records, nothing heavy is imported here.
-
-This release holds the specs and not yet the kernels. Every spec therefore also requires the module of its own factory:
-as long as that module is not shipped, resolving refuses the backend and says so.
-"""
+"""What minisgl-cuda offers: plain records, nothing heavy is imported here."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf, PluginInfo, hookimpl
 
@@ -113,39 +111,50 @@ def minisgl_attention_backends() -> list[BackendSpec]:
     ]
 
 
+_LAYER_OPS = ("rms_norm", "add_rms_norm", "allreduce_add_rms_norm", "qk_norm_rope_store", "act_and_mul")
+_OPS_CAPS = Caps(
+    devices=("cuda",),
+    sm=_SM,
+    dtypes=_FLOATS,
+    kv_dtypes=_FLOATS,
+    head_dims=ANY,
+    page_sizes=ANY,
+    kv_layouts=("NHD",),
+    graph="always",
+    ops=(*_LAYER_OPS, "sample"),
+    per_row_seed=True,
+)
+
+
 @hookimpl
 def minisgl_layer_ops() -> list[BackendSpec]:
-    """The operations between the matrix products, fused."""
+    """The operations between the matrix products, fused: in CUDA C++ where a compiler is at hand, else in Triton."""
     return [
         BackendSpec(
             role="ops",
             name="cuda",
-            factory="minisgl_cuda.ops:CudaOps",
-            requires=("import:triton",),
-            caps=(
-                Caps(
-                    devices=("cuda",),
-                    sm=_SM,
-                    dtypes=_FLOATS,
-                    kv_dtypes=_FLOATS,
-                    head_dims=ANY,
-                    page_sizes=ANY,
-                    kv_layouts=("NHD",),
-                    graph="always",
-                    ops=(
-                        "rms_norm",
-                        "add_rms_norm",
-                        "allreduce_add_rms_norm",
-                        "qk_norm_rope_store",
-                        "act_and_mul",
-                        "sample",
-                    ),
-                    per_row_seed=True,
-                ),
+            variant="cpp",
+            factory="minisgl_cuda.ops_cpp:CompiledOps",
+            probe="minisgl_cuda.kv_build:probe",
+            requires=("exec:nvcc",),
+            caps=tuple(
+                # Rows are stored as they are: the pool is of the model's dtype.
+                replace(_OPS_CAPS, dtypes=(dtype,), kv_dtypes=(dtype,), ops=_LAYER_OPS, per_row_seed=False)
+                for dtype in _FLOATS
             ),
             tier=10,
-            summary="fused norms, rotary embedding, activation and sampling",
-        )
+            summary="fused norms, rotary embedding and activation in CUDA C++",
+        ),
+        BackendSpec(
+            role="ops",
+            name="cuda",
+            variant="triton",
+            factory="minisgl_cuda.ops:CudaOps",
+            requires=("import:triton",),
+            caps=(_OPS_CAPS,),
+            tier=11,
+            summary="fused norms, rotary embedding, activation and sampling in Triton",
+        ),
     ]
 
 

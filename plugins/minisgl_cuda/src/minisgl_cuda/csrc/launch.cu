@@ -1,8 +1,11 @@
 // The C interface of the compiled kernels: Python finds one by name and launches it with a packed struct.
 #include <cstring>
 
+#include "act.cuh"
 #include "kv_index.cuh"
 #include "kv_store.cuh"
+#include "norm.cuh"
+#include "rope.cuh"
 
 namespace minisgl {
 namespace {
@@ -12,7 +15,13 @@ struct Entry {
     const void* kernel;
 };
 
-#define MINISGL_ENTRY(kernel) {#kernel, reinterpret_cast<const void*>(&kernel)}
+#define MINISGL_ENTRY(...) {#__VA_ARGS__, reinterpret_cast<const void*>(&__VA_ARGS__)}
+
+// Every dtype, by pieces of 16 bytes and by single elements.
+#define MINISGL_ENTRIES(kernel)                                                                    \
+    MINISGL_ENTRY(kernel<minisgl::BFloat16, 8>), MINISGL_ENTRY(kernel<minisgl::BFloat16, 1>),      \
+        MINISGL_ENTRY(kernel<minisgl::Float16, 8>), MINISGL_ENTRY(kernel<minisgl::Float16, 1>),    \
+        MINISGL_ENTRY(kernel<float, 4>), MINISGL_ENTRY(kernel<float, 1>)
 
 // Qualified names: Python looks kernels up as it would write them in C++.
 const Entry ENTRIES[] = {
@@ -20,6 +29,8 @@ const Entry ENTRIES[] = {
     MINISGL_ENTRY(minisgl::kv_store<uint16_t>),         MINISGL_ENTRY(minisgl::kv_store<uint8_t>),
     MINISGL_ENTRY(minisgl::kv_index<minisgl::Bytes16>), MINISGL_ENTRY(minisgl::kv_index<uint32_t>),
     MINISGL_ENTRY(minisgl::kv_index<uint16_t>),         MINISGL_ENTRY(minisgl::kv_index<uint8_t>),
+    MINISGL_ENTRIES(minisgl::rms_norm),                 MINISGL_ENTRIES(minisgl::add_rms_norm),
+    MINISGL_ENTRIES(minisgl::qk_norm_rope_store),       MINISGL_ENTRIES(minisgl::act_and_mul),
 };
 
 }  // namespace

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import torch
 
 from ..kernels import DEVICES, library
 from ..kv_host import match_function
-from .launch import INDEX, STORE, CompiledLauncher, Launcher, shape_for, unit_of
+from ..launch import Alive, CompiledLauncher, Launcher, Run
+from .launch import INDEX, STORE, UNITS, shape_for, unit_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,52 +18,48 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaKVKernels"]
 
-
-class _Handle:
-    """A launcher that operations can be told of: they take tensors and numbers only."""
-
-    def __init__(self, launcher: Launcher) -> None:
-        self.launch = launcher.launch
-        self.number = id(self)
-        _HANDLES[self.number] = self
-
-
-_HANDLES: WeakValueDictionary[int, _Handle] = WeakValueDictionary()
-"""Of the backends that are alive, by number."""
+Prepared = tuple[dict[int, Run], dict[int, Run]]
+"""Store and index, by unit"""
+_PREPARED: Alive[Prepared] = Alive()
 
 
 def _store(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out_loc: torch.Tensor, handle: int
+    k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out_loc: torch.Tensor, number: int
 ) -> None:
-    tokens = out_loc.shape[0]
-    size = k_cache.element_size()
-    row = k.shape[1] * k.shape[2] * size
-    slots = (k_cache.stride(1) * size, v_cache.stride(1) * size)
-    steps = (k.stride(0) * size, v.stride(0) * size)
+    tokens, heads, dim = k.shape
+    size = k.element_size()
+    row = heads * dim * size
     if not (tokens and row):
         return
-    unit = unit_of(k_cache.data_ptr(), v_cache.data_ptr(), k.data_ptr(), v.data_ptr(), row, *slots, *steps)
-    values = (k_cache, v_cache, k, v, out_loc, *slots, *steps, row // unit, tokens)
-    _HANDLES[handle].launch(STORE, unit, shape_for(tokens, row // unit), values)
+    tensors = (k_cache, v_cache, k, v, out_loc)
+    at = (k_cache.data_ptr(), v_cache.data_ptr(), k.data_ptr(), v.data_ptr())
+    slots = (k_cache.stride()[1] * size, v_cache.stride()[1] * size)
+    steps = (k.stride()[0] * size, v.stride()[0] * size)
+    unit = unit_of(at[0] | at[1] | at[2] | at[3] | row | slots[0] | slots[1] | steps[0] | steps[1])
+    run = _PREPARED.find(number)[0][unit]
+    run(shape_for(tokens, row // unit), tensors, (*at, out_loc.data_ptr(), *slots, *steps, row // unit, tokens))
 
 
-def _index(out: torch.Tensor, table: torch.Tensor, ids: torch.Tensor, start: int, rows: int, handle: int) -> None:
-    tokens = ids.shape[0]
-    row, step = table.shape[1] * table.element_size(), table.stride(0) * table.element_size()
+def _index(out: torch.Tensor, table: torch.Tensor, ids: torch.Tensor, start: int, rows: int, number: int) -> None:
+    tokens, width = out.shape
+    size = table.element_size()
+    row, step = width * size, table.stride()[0] * size
     if not (tokens and row):
         return
-    unit = unit_of(out.data_ptr(), table.data_ptr(), row, step)
-    values = (out, table, ids, start, rows, step, row // unit, tokens)
-    _HANDLES[handle].launch(INDEX, unit, shape_for(tokens, row // unit), values)
+    at = (out.data_ptr(), table.data_ptr())
+    unit = unit_of(at[0] | at[1] | row | step)
+    run = _PREPARED.find(number)[1][unit]
+    values = (*at, ids.data_ptr(), start, rows, step, row // unit, tokens)
+    run(shape_for(tokens, row // unit), (out, table, ids), values)
 
 
 _STORE = library.register(
-    "kv_store(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor out_loc, int handle) -> ()",
+    "kv_store(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor out_loc, int number) -> ()",
     _store,
     DEVICES,
 )
 _INDEX = library.register(
-    "kv_index(Tensor(a!) out, Tensor table, Tensor ids, int start, int rows, int handle) -> ()", _index, DEVICES
+    "kv_index(Tensor(a!) out, Tensor table, Tensor ids, int start, int rows, int number) -> ()", _index, DEVICES
 )
 
 
@@ -78,7 +74,11 @@ class CudaKVKernels:
             if setup.platform is None:
                 raise ValueError("kv:cuda launches on the platform's stream; KVSetup.platform is None")
             launcher = CompiledLauncher(setup.platform)
-        self._handle = _Handle(launcher)
+        prepared = (
+            {size: launcher.prepare(STORE, unit) for size, unit in UNITS.items()},
+            {size: launcher.prepare(INDEX, unit) for size, unit in UNITS.items()},
+        )
+        self._number = _PREPARED.add(self, prepared)
         self._match = match_function()
 
     def store(
@@ -87,12 +87,12 @@ class CudaKVKernels:
         """Write k and v (T, K, D; any token stride) to slots ``out_loc`` (T,) int32 of (P+1, S, K, D) caches."""
         if k.dtype is not k_cache.dtype:
             k, v = k.to(k_cache.dtype), v.to(v_cache.dtype)
-        _STORE(k_cache, v_cache, k, v, out_loc, self._handle.number)
+        _STORE(k_cache, v_cache, k, v, out_loc, self._number)
 
     def index(self, table: torch.Tensor, ids: torch.Tensor, start: int, rows: int) -> torch.Tensor:
         """new (T, N): ``table[ids - start]`` for ids (T,) int32 in [start, start + rows), zeros for the others."""
         out = table.new_empty((ids.shape[0], table.shape[1]))
-        _INDEX(out, table, ids, start, rows, self._handle.number)
+        _INDEX(out, table, ids, start, rows, self._number)
         return out
 
     def match_len(self, a: np.ndarray, b: np.ndarray) -> int:

@@ -2,6 +2,9 @@
 // The simulator of minisgl-cpu-sim brings a header of the same name that offers the same on a CPU. PTX belongs here only.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 // An array in shared memory.
@@ -18,6 +21,59 @@ namespace minisgl {
 struct alignas(16) Bytes16 {
     uint32_t words[4];
 };
+
+// Storage of 16-bit numbers; kernels compute in float.
+struct BFloat16 {
+    uint16_t bits;
+};
+
+struct Float16 {
+    uint16_t bits;
+};
+
+__device__ __forceinline__ float widen(float value) { return value; }
+
+__device__ __forceinline__ float widen(BFloat16 value) { return __uint_as_float(static_cast<uint32_t>(value.bits) << 16); }
+
+__device__ __forceinline__ float widen(Float16 value) { return __half2float(__ushort_as_half(value.bits)); }
+
+// To the nearest T, to the even one of two.
+template <class T>
+__device__ T narrow(float value);
+
+template <>
+__device__ __forceinline__ float narrow<float>(float value) {
+    return value;
+}
+
+template <>
+__device__ __forceinline__ BFloat16 narrow<BFloat16>(float value) {
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+}
+
+template <>
+__device__ __forceinline__ Float16 narrow<Float16>(float value) {
+    return {__half_as_ushort(__float2half_rn(value))};
+}
+
+// These three are right to 1e-6 of their result.
+__device__ __forceinline__ float inverse_sqrt(float value) { return rsqrtf(value); }
+
+__device__ __forceinline__ float fast_exp(float value) { return __expf(value); }
+
+__device__ __forceinline__ float fast_divide(float value, float by) { return __fdividef(value, by); }
+
+// A read of global memory.
+template <class Unit>
+__device__ __forceinline__ Unit load(const Unit* from) {
+    return *from;
+}
+
+template <>
+__device__ __forceinline__ Bytes16 load<Bytes16>(const Bytes16* from) {
+    const uint4 unit = *reinterpret_cast<const uint4*>(from);
+    return {{unit.x, unit.y, unit.z, unit.w}};
+}
 
 // A read of global memory that nobody will repeat soon: it takes no room in the L1 cache.
 template <class Unit>

@@ -184,6 +184,68 @@ struct alignas(16) Bytes16 {
     uint32_t words[4];
 };
 
+// Storage of 16-bit numbers; kernels compute in float.
+struct BFloat16 {
+    uint16_t bits;
+};
+
+struct Float16 {
+    uint16_t bits;
+};
+
+inline float widen(float value) { return value; }
+
+inline float widen(BFloat16 value) { return minisgl_sim::from_bits<float>(static_cast<uint32_t>(value.bits) << 16); }
+
+// 10 bits of fraction; below 2**-14 in steps of 2**-24.
+inline float widen(Float16 value) {
+    const int exponent = value.bits >> 10 & 31, fraction = value.bits & 1023;
+    float size = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                               : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+    if (exponent == 31) size = fraction != 0 ? NAN : INFINITY;
+    return std::copysign(size, value.bits >> 15 != 0 ? -1.0f : 1.0f);
+}
+
+// To the nearest T, to the even one of two.
+template <class T>
+T narrow(float value);
+
+template <>
+inline float narrow<float>(float value) {
+    return value;
+}
+
+template <>
+inline BFloat16 narrow<BFloat16>(float value) {
+    const auto bits = static_cast<uint32_t>(minisgl_sim::to_bits(value));
+    if (std::isnan(value)) return {0x7fff};
+    return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+template <>
+inline Float16 narrow<Float16>(float value) {
+    const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+    const float size = std::fabs(value);
+    if (std::isnan(value)) return {0x7fff};
+    if (size >= 65520.0f) return {static_cast<uint16_t>(sign | 0x7c00)};
+    if (size < 0x1p-14f) return {static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(size * 0x1p24f)))};
+    const int exponent = std::ilogb(size);
+    const auto steps = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));  // 1024 to 2048
+    return {static_cast<uint16_t>(sign | ((exponent + 14) * 1024 + steps))};
+}
+
+inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
+
+inline float fast_exp(float value) { return std::exp(value); }
+
+inline float fast_divide(float value, float by) { return value / by; }
+
+template <class Unit>
+Unit load(const Unit* from) {
+    minisgl_sim::check(from, sizeof(Unit), sizeof(Unit), minisgl_sim::READ);
+    return minisgl_sim::raw_load(from);
+}
+
 template <class Unit>
 Unit load_once(const Unit* from) {
     minisgl_sim::check(from, sizeof(Unit), sizeof(Unit), minisgl_sim::READ);
