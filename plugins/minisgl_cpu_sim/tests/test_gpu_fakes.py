@@ -172,6 +172,30 @@ def test_flash_attention_3(rig: Rig, geometry: tuple[int, int, int, int], decode
         torch.testing.assert_close(got.cpu(), want, **TOLERANCE)
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES[1:])
+@pytest.mark.parametrize("window", [(-1, -1), (40, 0)])
+def test_flash_attention_3_without_pages(
+    rig: Rig, geometry: tuple[int, int, int, int], window: tuple[int, int]
+) -> None:
+    real = import_module("flash_attn_interface")
+    _, q_heads, kv_heads, head_dim = geometry
+    random = torch.Generator().manual_seed(0)
+    lens = [1, 130, 77]
+    heads = (q_heads, kv_heads, kv_heads)
+    rows = torch.randn(sum(lens), sum(heads), head_dim, generator=random).to(torch.bfloat16)
+    cu = torch.tensor([0, 1, 131, 208], dtype=torch.int32)
+
+    def run(library: Any, device: torch.device) -> torch.Tensor:
+        q, k, v = rows.to(device).split(heads, dim=1)  # with the stride of the merged projection
+        where = cu.to(device)
+        options = {"causal": True, "window_size": window, "softmax_scale": 0.1, "num_splits": 0}
+        out: torch.Tensor = library.flash_attn_varlen_func(q, k, v, where, where, 130, 130, **options)
+        return out
+
+    got = run(real, rig.device)
+    torch.testing.assert_close(got.cpu(), run(flash_attn_interface, torch.device("cpu")), **TOLERANCE)
+
+
 def _flashinfer(library: Any, case: Ragged, device: torch.device, decode: bool, cores: bool) -> Any:
     t = case.on(device)
     workspace = torch.zeros(64 << 20, dtype=torch.uint8, device=device)

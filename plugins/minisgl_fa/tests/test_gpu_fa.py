@@ -34,6 +34,7 @@ class TestFlashAttention3PerLayerSchedule(AttentionSuite):
         "decode_num_splits": 4,
         "prefill_num_splits": 1,
         "pack_gqa": True,
+        "unpaged_prefill": False,
     }
 
 
@@ -43,6 +44,27 @@ class TestFlashAttention4(AttentionSuite):
 
 class TestFlashAttention2(AttentionSuite):
     spec = _bfloat16(SPECS["fa2"])
+
+
+@pytest.mark.parametrize("options", [{}, {"prefill_num_splits": 3, "pack_gqa": True}, {"unpaged_prefill": False}])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("kv_heads", "gqa_ratio"), [(8, 2), (1, 5)])
+def test_fa3_prefill_without_any_prefix(options: dict[str, Any], head_dim: int, kv_heads: int, gqa_ratio: int) -> None:
+    rig = Rig("auto")
+    if rig.facts.sm != 90:
+        pytest.skip("FlashAttention 3 runs on Hopper")
+    case = AttentionCase(
+        name="fresh",
+        phase="prefill",
+        dtype="bfloat16",
+        head_dim=head_dim,
+        kv_heads=kv_heads,
+        gqa_ratio=gqa_ratio,
+        layers=(LayerFacts(0.1), LayerFacts(0.1, window=50)),
+        rows=((1, 1), (70, 70), (1000, 1000), (129, 129)),
+    )
+    with rig.active():
+        case.run(Subject(_bfloat16(SPECS["fa3"]), options=options), rig)
 
 
 def _with_nan_tails(**changes: Any) -> bool:

@@ -21,20 +21,27 @@ if TYPE_CHECKING:
 __all__ = ["FlashAttention3"]
 
 _SCHEDULES = "attention:fa/schedules"
+_UNPAGED = "attention:fa/unpaged"
 _UNBOUNDED = (-1, -1)
 
 
 class FlashAttention3(FlashAttention):
-    """``flash_attn_interface.flash_attn_with_kvcache`` for both phases."""
+    """``flash_attn_interface``: ``flash_attn_with_kvcache``, and ``flash_attn_varlen_func`` where all keys are new."""
 
     def __init__(self, setup: AttentionSetup, options: FlashAttentionOptions | None = None) -> None:
         super().__init__(setup, options)
         self._library: Any = import_module("flash_attn_interface")
         self._windows = {self._window_size(facts) for facts in setup.layers}
 
+    def prepare_metadata(self, batch: BatchLike) -> None:
+        """Has no row of a prefill pass anything in the pool? Then its keys need not be fetched from there."""
+        view = batch.view
+        fresh = batch.phase == "prefill" and view.q_lens_host is not None and view.q_lens_host == view.kv_lens_host
+        batch.scratch[_UNPAGED] = fresh and self._options.unpaged_prefill
+
     def update_metadata(self, batch: BatchLike) -> None:
         """One tile schedule per distinct window; the layers of the step share it."""
-        if self._options.schedule_once:
+        if self._options.schedule_once and not batch.scratch.get(_UNPAGED):
             batch.scratch[_SCHEDULES] = {window: self._schedule(batch, window) for window in self._windows}
 
     def _schedule(self, batch: BatchLike, window: tuple[int, int]) -> torch.Tensor:
@@ -58,6 +65,29 @@ class FlashAttention3(FlashAttention):
             pack_gqa=self._options.pack_gqa,
         )
         return schedule
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
+    ) -> torch.Tensor:
+        """q (T, H, D) -> new (T, H, D); keys and values come from the pool unless the pass has all of them."""
+        if not batch.scratch.get(_UNPAGED):
+            return super().forward(q, k, v, layer_id, batch)
+        facts, view = self._layers[layer_id], batch.view
+        out: torch.Tensor = self._library.flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            view.cu_q_device,
+            view.cu_q_device,
+            view.max_q,
+            view.max_q,
+            softmax_scale=facts.scale,
+            causal=True,
+            window_size=self._window_size(facts),
+            num_splits=self._options.prefill_num_splits,
+            pack_gqa=self._options.pack_gqa,
+        )
+        return out
 
     def _prefill(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, facts: LayerFacts, batch: BatchLike

@@ -20,3 +20,7 @@ class FlashAttentionOptions(BaseModel):
     """Pack the query heads of one kv head into a tile (FlashAttention 3 and 4); None = the library's heuristic."""
     schedule_once: bool = True
     """FlashAttention 3: compute the tile schedule once per step instead of once per layer."""
+    unpaged_prefill: bool = True
+    """FlashAttention 3: where no row of a prefill pass has a cached prefix, read the new keys and values directly, not
+    from the pool.
+    """

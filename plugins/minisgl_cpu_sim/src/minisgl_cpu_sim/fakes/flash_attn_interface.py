@@ -215,8 +215,16 @@ def flash_attn_varlen_func(
     unused = dict.fromkeys(("seqused_q", "seqused_k", "qv", "q_descale", "k_descale", "v_descale", "sinks"))
     others = {"attention_chunk": 0, "softcap": 0.0, "sm_margin": 0, "return_attn_probs": False}
     refuse_unless_default("flash_attn_varlen_func", {**unused, **others}, locals())
-    int32("cu_seqlens_q", cu_seqlens_q)
-    int32("cu_seqlens_k", cu_seqlens_k)
+    for name, x, prefix, most in (("q", q, cu_seqlens_q, max_seqlen_q), ("k", k, cu_seqlens_k, max_seqlen_k)):
+        int32(f"cu_seqlens_{name}", prefix)
+        lens = prefix.diff().tolist()
+        require(sum(lens) == x.shape[0], f"cu_seqlens_{name} ends at {sum(lens)}, {name} has {x.shape[0]} rows")
+        require(max(lens) <= most, f"a row has {max(lens)} tokens, max_seqlen_{name} is {most}")
+    require(q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES, f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}")
+    require(k.shape == v.shape and k.shape[2] == q.shape[2], f"q {q.shape}, k {k.shape}, v {v.shape}")
+    require(q.shape[1] % k.shape[1] == 0, f"{q.shape[1]} query heads on {k.shape[1]} kv heads")
+    require(all(x.stride(-1) == 1 for x in (q, k, v)), "heads must be contiguous")
+    same_device(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     left, right = window_size[0], 0 if causal else window_size[1]
     parts = zip(_cut(q, cu_seqlens_q), _cut(k, cu_seqlens_k), _cut(v, cu_seqlens_k), strict=True)
