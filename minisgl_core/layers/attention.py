@@ -47,5 +47,5 @@ class Attention(Layer):
             *self._caches,
             batch.out_loc,
         )
-        heads = self._ctx.attn.forward(q, k, v, self._layer, batch)
+        heads: torch.Tensor = batch.attn.forward(q, k, v, self._layer, batch)
         return self.o_proj.partial(heads.reshape(heads.shape[0], -1))

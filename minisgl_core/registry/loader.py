@@ -67,8 +67,11 @@ def _sources(found: Found, allow: Sequence[str] | None, deny: Sequence[str]) -> 
     version, problem = "", found.problem
     if not problem:
         try:
-            version = found.distribution.version
-            problem = core_requirement_problem(found.distribution, __version__)
+            metadata = found.distribution.metadata  # parsed at each access
+            version = metadata["Version"]
+            problem = core_requirement_problem(
+                metadata.get_all("Requires-Dist") or found.distribution.requires or (), __version__
+            )
         except Exception as error:
             problem = f"its metadata cannot be read: {type(error).__name__}: {error}"
     excluded = exclusion(found.name, allow, deny)

@@ -33,10 +33,18 @@ class Environment(Protocol):
 
 
 class Installed:
-    """This Python environment."""
+    """This Python environment. Versions are read once: make a new one after an installation."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, str | None] = {}
 
     def version(self, distribution: str) -> str | None:
         """Installed version, None if absent."""
+        if distribution not in self._versions:
+            self._versions[distribution] = self._read_version(distribution)
+        return self._versions[distribution]
+
+    def _read_version(self, distribution: str) -> str | None:
         try:
             # None where the metadata is broken, whatever the annotations say
             return importlib.metadata.version(distribution) or None

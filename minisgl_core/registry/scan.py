@@ -109,9 +109,9 @@ def _place(distribution: Distribution) -> str:
         return "an unknown place"
 
 
-def core_requirement_problem(distribution: Distribution, core_version: str) -> str:
-    """Why this core is not the one that the distribution's Requires-Dist asks for; empty if it is."""
-    for line in distribution.requires or ():
+def core_requirement_problem(requires: Iterable[str], core_version: str) -> str:
+    """Why this core is not the one that a distribution's Requires-Dist lines ask for; empty if it is."""
+    for line in requires:
         try:
             requirement = Requirement(line)
         except InvalidRequirement as error:

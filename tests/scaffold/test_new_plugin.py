@@ -55,7 +55,9 @@ def test_a_scaffold_passes_the_whole_report_card(role: Any, registry: Registry, 
 def test_the_scaffold_of_0_1_still_works_on_this_core(role: str, beside: Any, same_tokens: Any) -> None:
     folder, name = FIXTURES / "scaffold_0_1" / role, f"frozen_{role}"
     beside.install(folder)
-    beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "contract or ragged or forward", str(folder))
+    beside.run(
+        "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "contract or ragged or forward", str(folder)
+    )
     same_tokens(role, name, f"--backend {role}={name}")
 
 
