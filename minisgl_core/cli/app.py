@@ -35,6 +35,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "explain": CommandEntry("minisgl_core.cli.explain", "What would run here, and why not the others."),
     "verify": CommandEntry("minisgl_core.cli.verify", "Does a backend do what its contract says and its caps claim?"),
     "replay": CommandEntry("minisgl_core.cli.replay", "Run a recorded step on a backend, without the model."),
+    "calibrate": CommandEntry("minisgl_core.cli.calibrate", "Measure which backends are fastest here."),
     "bench": CommandEntry("minisgl_core.cli.bench", "Measure throughput and latency on fixed work."),
     "doctor": CommandEntry("minisgl_core.cli.doctor", "What is wrong with this installation, and what to do."),
     "new-plugin": CommandEntry("minisgl_core.cli.new_plugin", "Write a plugin to start a backend from."),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import click
 
+from minisgl_core.calibrate.choose import apply
+from minisgl_core.calibrate.store import Loaded
 from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import ModelConfig, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
@@ -14,11 +16,12 @@ from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, d
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
 from minisgl_core.settings.schema import Settings
 
+from .measured import calibration_json, print_calibration
 from .options import settings_options
 from .output import json_option, print_json, print_table
 from .start import find_model
 
-__all__ = ["command", "plan_query"]
+__all__ = ["command", "model_of", "plan_query"]
 
 _OTHER_PURPOSE = ("op", "architecture")
 """Codes of reasons that say: this backend is for something else."""
@@ -34,15 +37,20 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
 
     Exits with 1 if nothing would.
     """
-    model = _model(settings, geometry_name)
+    model = model_of(settings, geometry_name)
     facts, elsewhere = _device(device or settings.engine.device)
     registry = discover(allow=settings.allow, deny=settings.deny)
-    answer = explain(plan_query(settings, model, facts), registry, elsewhere=elsewhere)
+    query, measured = plan_query(settings, model, facts), Loaded(None)
+    if settings.engine.calibrated and not elsewhere:
+        query, measured = apply(query, model, registry)
+    answer = explain(query, registry, elsewhere=elsewhere)
+    candidates = [(slot.slot.label, item.backend) for slot in answer.slots for item in slot.usable()]
     if as_json:
         subject = {"architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
-        print_json({**subject, **answer.to_json()})
+        print_json({**subject, **answer.to_json(), "calibration": calibration_json(measured, candidates)})
     else:
         _print(answer, f"{model.architecture} on {facts}" + (" (not this machine)" if elsewhere else ""))
+        print_calibration(measured, candidates)
     return 0 if answer.plan else 1
 
 
@@ -56,7 +64,7 @@ def plan_query(settings: Settings, model: ModelConfig, device: DeviceFacts) -> P
         page_size=engine.page_size,
         tp_size=engine.tp_size,
         max_seq_len=engine.max_seq_len_override or 0,
-        graph=wants_graph(engine.cuda_graph_max_bs, device),
+        graph=wants_graph(0 if settings.debug.record else engine.cuda_graph_max_bs, device),
         max_running_req=engine.max_running_req,
         backends=settings.backends,
         options=settings.options,
@@ -65,7 +73,8 @@ def plan_query(settings: Settings, model: ModelConfig, device: DeviceFacts) -> P
     )
 
 
-def _model(settings: Settings, geometry_name: str | None) -> ModelConfig:
+def model_of(settings: Settings, geometry_name: str | None) -> ModelConfig:
+    """The config of ``--model`` or ``--geometry``."""
     if geometry_name and settings.sources.get("model.path") == "--model":
         raise UsageError("--model and --geometry are both given", field="--geometry", remedy="give one of them")
     if geometry_name:
@@ -107,7 +116,7 @@ def _print_plan(plan: Plan, subject: str) -> None:
     click.echo(
         f"{subject}: {plan.dtype}, page_size={plan.page_size}, {plan.kv_layout}, {graphs}, plan {plan.digest()}\n"
     )
-    rows = [(bucket.slot.label, bucket.choice.label, bucket.choice.version) for bucket in plan.buckets]
+    rows = [(bucket.label, bucket.choice.label, bucket.choice.version) for bucket in plan.buckets]
     print_table(("SLOT", "BACKEND", "VERSION"), rows)
     for line in plan.fallbacks:
         click.echo(f"fallback: {line}")

@@ -46,6 +46,8 @@ class EngineConfig:
     """``"ROLE:NAME"`` to that backend's own options."""
     allow_plugins: tuple[str, ...] | None = None
     deny_plugins: tuple[str, ...] = ()
+    calibrated: bool = True
+    """Where the choice is left to ``auto``: go by what ``minisgl calibrate`` measured here for this model's shapes."""
     plan: Mapping[str, Any] | None = None
     """A resolved plan as JSON data; None = resolve here."""
     dummy_weights: bool = False

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl_core.calibrate.choose import apply
 from minisgl_core.errors import BackendError, ConfigError
-from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, Slot, detect_device, resolve_plan, wants_graph
+from minisgl_core.registry import (
+    DeviceFacts,
+    Plan,
+    PlanQuery,
+    Slot,
+    detect_device,
+    discover,
+    resolve_plan,
+    wants_graph,
+)
 from minisgl_core.registry.beside import choice_beside
 
 if TYPE_CHECKING:
@@ -67,7 +77,15 @@ def make_plan(config: EngineConfig, model: ModelConfig) -> Plan:
     """The given plan, or the resolved one. Raises ``BackendError`` with the reasons if there is none."""
     if config.plan is not None:
         return Plan.from_json(config.plan)
-    return resolve_plan(plan_query(config, model, detect_device(config.device)))
+    query = plan_query(config, model, detect_device(config.device))
+    registry = discover(allow=query.allow, deny=query.deny)
+    if config.calibrated:
+        query, measured = apply(query, model, registry)
+        for line in measured.ignored:
+            logger.warning("calibration: %s; `minisgl calibrate` measures again", line)
+        if measured.calibration is not None:
+            logger.info("auto goes by %s measurements of `minisgl calibrate`", len(measured.calibration.points))
+    return resolve_plan(query, registry)
 
 
 def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapping[Phase, Choice]:

@@ -67,6 +67,10 @@ class SlotReport:
     slot: Slot
     candidates: tuple[CandidateReport, ...]
 
+    def usable(self) -> list[CandidateReport]:
+        """Those that the plan has chosen, or could have."""
+        return [item for item in self.candidates if item.status in ("chosen", "fits")]
+
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
         return {"slot": self.slot.label, "candidates": [item.to_json() for item in self.candidates]}

@@ -1,0 +1,135 @@
+"""From measurements to costs that resolving understands, and to the sizes at which the fastest backend changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
+from typing import Any, Final
+
+from minisgl_core.modelconfig import ModelConfig
+from minisgl_core.registry import PlanQuery, Registry
+
+from .store import Loaded, Point, load
+
+__all__ = ["Crossover", "apply", "costs_by_batch", "costs_by_slot", "crossovers"]
+
+NOISE: Final = 0.03
+"""A gain below this share is none: the backend that is best on the whole keeps such a bucket."""
+_BY_BATCH: Final = ("attention.decode", "attention.prefill")
+"""Slots, beside those of weights, whose choice the engine can make by the number of rows."""
+
+Costs = Mapping[str, float]
+"""By backend: time over that of the fastest, 1 = the fastest."""
+
+
+def apply(query: PlanQuery, model: ModelConfig, registry: Registry) -> tuple[PlanQuery, Loaded]:
+    """The query with what was measured for it, and what that is."""
+    loaded = load(query, model, registry)
+    if loaded.calibration is None:
+        return query, loaded
+    points = loaded.calibration.points
+    return replace(query, calibration=costs_by_slot(points), calibration_by_batch=costs_by_batch(points)), loaded
+
+
+def costs_by_slot(points: Iterable[Point]) -> dict[str, dict[str, float]]:
+    """By slot: each backend's mean cost over all sizes. ``linear`` stands for all weights."""
+    slots = {slot: _mean([_relative(group) for group in _by_rows(some).values()]) for slot, some in _by_slot(points)}
+    weights = [costs for slot, costs in slots.items() if slot.startswith("linear.")]
+    return {**slots, **({"linear": _mean(weights)} if weights else {})}
+
+
+def costs_by_batch(points: Iterable[Point]) -> dict[str, list[tuple[int | None, Costs]]]:
+    """By slot: (largest number of rows, costs), ascending, the last without one. Between two measured numbers of rows
+    the border is their geometric mean.
+    """
+    found: dict[str, list[tuple[int | None, Costs]]] = {}
+    for slot, some in _by_slot(points):
+        if slot not in _BY_BATCH and not slot.startswith("linear."):
+            continue
+        measured = {rows: _relative(group) for rows, group in sorted(_by_rows(some).items())}
+        overall = _mean(list(measured.values()))
+        limits = [*_borders(list(measured)), None]
+        found[slot] = [
+            (limit, _steadied(costs, overall)) for limit, costs in zip(limits, measured.values(), strict=True)
+        ]
+    return found
+
+
+def _borders(rows: Sequence[int]) -> list[int]:
+    return [max(low, math.isqrt(low * high)) for low, high in pairwise(rows)]
+
+
+def _steadied(costs: Costs, overall: Costs) -> dict[str, float]:
+    """Prefer the backend that is best on the whole where another's gain is noise."""
+    usual = min(overall, key=lambda name: (overall[name], name), default=None)
+    if usual is None or costs.get(usual, math.inf) > 1 + NOISE:
+        return dict(costs)
+    return {**costs, usual: min(1.0, costs[usual]) * (1 - NOISE)}
+
+
+def _relative(points: Sequence[Point]) -> dict[str, float]:
+    """Of points at one number of rows: mean over lengths of time over the fastest's. Who lacks a length has no cost."""
+    ratios: dict[str, list[float]] = {}
+    lengths = {point.length for point in points}
+    for length in lengths:
+        here = [point for point in points if point.length == length]
+        fastest = min(point.microseconds for point in here)
+        for point in here:
+            ratios.setdefault(point.backend, []).append(point.microseconds / fastest)
+    return {name: sum(own) / len(own) for name, own in ratios.items() if len(own) == len(lengths)}
+
+
+def _mean(tables: Sequence[Costs]) -> dict[str, float]:
+    """Each backend's mean over tables; who is missing in one is missing in the mean."""
+    names = [name for name in (tables[0] if tables else {}) if all(name in table for table in tables)]
+    return {name: sum(table[name] for table in tables) / len(tables) for name in names}
+
+
+def _by_slot(points: Iterable[Point]) -> list[tuple[str, list[Point]]]:
+    return _grouped(points, lambda point: point.slot)
+
+
+def _by_rows(points: Iterable[Point]) -> dict[int, list[Point]]:
+    return dict(_grouped(points, lambda point: point.rows))
+
+
+def _grouped(points: Iterable[Point], key: Callable[[Point], Any]) -> list[tuple[Any, list[Point]]]:
+    return [(value, list(some)) for value, some in groupby(sorted(points, key=key), key)]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """In one slot at one length, the fastest backend by number of rows."""
+
+    slot: str
+    length: int
+    fastest: tuple[tuple[int | None, str], ...]
+    """(largest number of rows, backend), ascending; the last without one"""
+
+    def __str__(self) -> str:
+        at = f" at {self.length} tokens" if self.length else ""
+        parts = [f"{name} up to {rows} rows" if rows else f"{name} above" for rows, name in self.fastest[:-1]]
+        last = self.fastest[-1][1]
+        return f"{self.slot}{at}: {', '.join([*parts, f'then {last}' if parts else last])}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return asdict(self)
+
+
+def crossovers(points: Iterable[Point]) -> list[Crossover]:
+    """Of every slot and length."""
+    found = []
+    for (slot, length), some in _grouped(points, lambda point: (point.slot, point.length)):
+        by_rows = _by_rows(some)
+        rows = sorted(by_rows)
+        fastest: list[tuple[int | None, str]] = []
+        for limit, count in zip([*_borders(rows), None], rows, strict=True):
+            best = min(by_rows[count], key=lambda point: point.microseconds).backend
+            if fastest and fastest[-1][1] == best:
+                fastest.pop()
+            fastest.append((limit, best))
+        found.append(Crossover(slot, length, tuple(fastest)))
+    return found

@@ -1,0 +1,115 @@
+"""Timing every backend that would fit, slot by slot and size by size."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from minisgl_core.plugin_api import Role
+from minisgl_core.registry import PlanQuery, Registry, Slot, resolve_plan
+from minisgl_core.registry.query import Joint
+from minisgl_core.registry.requirements import Installed
+from minisgl_core.registry.solve import Field, fields_of, joint_domain
+from minisgl_core.testing import Rig, Subject
+from minisgl_core.testing.timing import Timer, median_seconds
+
+from .grid import Size, sizes_of
+from .store import Calibration, Point, subject_of, versions_now
+from .work import Contender, prepare
+
+if TYPE_CHECKING:
+    from minisgl_core.modelconfig import ModelConfig
+
+__all__ = ["MEASURED", "calibrate"]
+
+logger = logging.getLogger(__name__)
+MEASURED: Final[tuple[Role, ...]] = ("attention", "kv", "moe", "ops", "linear")
+"""Graph runners and communicators serve no call that could be timed alone."""
+
+Progress = Callable[[str, int], Callable[[], None]]
+
+
+def calibrate(
+    query: PlanQuery,
+    model: ModelConfig,
+    registry: Registry,
+    rig: Rig,
+    *,
+    max_prefill_tokens: int = 8192,
+    quick: bool = False,
+    timer: Timer | None = None,
+    progress: Progress | None = None,
+) -> Calibration:
+    """Measure. Which backends the config names does not matter: all that would fit without names are timed.
+
+    What raises is noted and left out. Raises :class:`~minisgl_core.errors.BackendError` where there is no plan at all.
+    """
+    query = replace(query, backends={}, calibration=None, calibration_by_batch={})
+    plan = resolve_plan(query, registry)
+    joint = Joint(plan.page_size, plan.kv_layout, plan.graph)
+    subject = subject_of(query, model)
+    timer = timer or partial(median_seconds, repeats=5 if quick else 11, least=2e-3)
+    contenders = _contenders(query, joint, registry)
+    sizes = sizes_of(query, model, max_prefill_tokens, quick)
+    jobs = [(size, one) for size in sizes for one in contenders.get(_general(size.slot), ())]
+    finished = progress("Calibrating", len(jobs)) if progress is not None and jobs else None
+    points, notes = [], list[str]()
+    with rig.active():
+        for size, one in jobs:
+            try:
+                points.append(_point(size, one, query, model, subject, rig, timer))
+            except Exception as error:
+                at = f"{size.rows} rows" + (f" of {size.length} tokens" if size.length else "")
+                notes.append(f"{size.slot.label}: {one.label} failed at {at}: {type(error).__name__}: {error}")
+                logger.warning("%s", notes[-1])
+            if finished is not None:
+                finished()
+    return Calibration(subject, versions_now(query), tuple(points), tuple(notes))
+
+
+def _point(
+    size: Size, one: Contender, query: PlanQuery, model: ModelConfig, subject: dict[str, object], rig: Rig, timer: Timer
+) -> Point:
+    job = prepare(size, one, replace(query, page_size=one.page_size), model, subject, rig)
+    try:
+        seconds = timer(job.call, rig) / job.times
+    finally:
+        rig.platform.synchronize()
+        job.close()
+    return Point(
+        slot=size.slot.label,
+        rows=size.rows,
+        length=size.length,
+        backend=one.label,
+        version=one.subject.version,
+        microseconds=seconds * 1e6,
+        captured=job.captured,
+        page_size=one.page_size if size.slot.role in ("attention", "kv") else None,
+    )
+
+
+def _general(slot: Slot) -> Slot:
+    """Weights of all shapes have the same contenders."""
+    return slot._replace(shape=None)
+
+
+def _contenders(query: PlanQuery, joint: Joint, registry: Registry) -> dict[Slot, list[Contender]]:
+    """The backends that fit a slot: at the plan's own page size if they can, else at the first that suits them."""
+    fields = [field for field in fields_of(query, registry, Installed(), {}) if field.slot.role in MEASURED]
+    joints = [joint, *(other for other in joint_domain(query, fields) if other.graph == joint.graph)]
+    return {field.slot: _fitting(field, query, joints) for field in fields}
+
+
+def _fitting(field: Field, query: PlanQuery, joints: Sequence[Joint]) -> list[Contender]:
+    found: dict[str, Contender] = {}
+    for joint in joints:
+        for verdict in field.verdicts(query, joint):
+            item = verdict.candidate
+            if verdict.box is not None and item.key not in found:
+                options = query.options.get(f"{item.spec.role}:{item.spec.name}", {})
+                subject = Subject(item.spec, item.distribution, item.version, options=options)
+                found[item.key] = Contender(subject, item.label, verdict.box, joint.page_size)
+    return list(found.values())

@@ -1,0 +1,195 @@
+"""What was measured, where it is kept, and whether it still holds. Imports neither torch nor the conformance kit."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from minisgl_core import __version__
+from minisgl_core.env import ENV
+from minisgl_core.errors import UsageError
+from minisgl_core.modelconfig import ModelConfig
+from minisgl_core.plugin_api import ROLES
+from minisgl_core.registry import PlanQuery, Registry
+from minisgl_core.registry.query import rank_heads
+
+__all__ = ["Calibration", "Loaded", "Point", "file_of", "load", "save", "subject_of", "unmeasured", "versions_now"]
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: a backend in one slot of the plan, at one size."""
+
+    slot: str
+    """Such as ``attention.decode``, ``linear.4096x1024``, ``ops.sample``, ``kv``"""
+    rows: int
+    """Of the batch; for a matrix product, operations, experts and KV stores: tokens"""
+    length: int
+    """Tokens with KV of each row; 0 where it does not matter"""
+    backend: str
+    """Such as ``fa/fa3@minisgl-fa``"""
+    version: str
+    microseconds: float
+    """Of one layer's call; attention's share of the step's metadata included"""
+    captured: bool = False
+    """Was it replayed from a graph?"""
+    page_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The measurements of one machine for the shapes of one model, on one rank."""
+
+    subject: Mapping[str, Any]
+    """Device and shapes: another subject is another calibration"""
+    versions: Mapping[str, str]
+    """Of the core, torch and the driver: with others, these measurements are stale"""
+    points: tuple[Point, ...]
+    notes: tuple[str, ...] = ()
+    """What could not be measured, and why"""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "format": FORMAT,
+            "subject": dict(self.subject),
+            "versions": dict(self.versions),
+            "points": [asdict(point) for point in self.points],
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Calibration:
+        """The inverse of :meth:`to_json`."""
+        points = tuple(Point(**point) for point in data["points"])
+        return cls(data["subject"], data["versions"], points, tuple(data["notes"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What of a calibration still holds, and a line for everything that does not."""
+
+    calibration: Calibration | None
+    ignored: tuple[str, ...] = ()
+
+
+def subject_of(query: PlanQuery, model: ModelConfig) -> dict[str, Any]:
+    """Device and rank-local shapes as plain data."""
+    q_heads, kv_heads = rank_heads(query)
+    moe = model.moe
+    device = query.device
+    return {
+        "device": {"kind": device.kind, "sm": device.sm, "name": device.name or _host_name()},
+        "graph": query.graph,
+        "dtype": query.dtype,
+        "kv_dtype": query.pool_dtype,
+        "tp_size": query.tp_size,
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "head_dim": model.head_dim,
+        "window": _usual_window(query, model),
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "vocab_size": model.vocab_size,
+        "moe": None if moe is None else [moe.num_experts, moe.top_k, moe.intermediate_size],
+    }
+
+
+def _usual_window(query: PlanQuery, model: ModelConfig) -> int | None:
+    """What most layers have; None = full attention."""
+    windows = [None if window is None or window >= query.seq_limit else window for window in model.windows]
+    return max(dict.fromkeys(windows), key=windows.count, default=None)
+
+
+def _host_name() -> str:
+    """What makes one CPU slower than another: its model, and the threads that we may use."""
+    model = ""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        pass  # not Linux
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = os.environ.get("OMP_NUM_THREADS") or cores
+    return f"{model or 'CPU'}, {threads} threads"
+
+
+def versions_now(query: PlanQuery) -> dict[str, str]:
+    """The versions that all measurements depend on."""
+    torch = importlib.metadata.version("torch")
+    return {"minisgl-core": __version__, "torch": torch, "driver": query.device.driver}
+
+
+def file_of(subject: Mapping[str, Any]) -> Path:
+    """Where the calibration of a subject is kept."""
+    text = json.dumps(dict(subject), sort_keys=True)
+    return ENV.CACHE_DIR.value / "calibration" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def save(calibration: Calibration) -> Path:
+    """Write it, whole or not at all. Raises :class:`UsageError` if the folder cannot be written."""
+    path = file_of(calibration.subject)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(calibration.to_json(), file, indent=1)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"the calibration cannot be kept in {str(path.parent)!r}: {error.strerror}",
+            field="MINISGL_CACHE_DIR",
+            value=str(path.parent),
+            remedy="set MINISGL_CACHE_DIR to a folder that can be written",
+        ) from error
+    return path
+
+
+def load(query: PlanQuery, model: ModelConfig, registry: Registry) -> Loaded:
+    """What was measured for this query and still holds: no version that it depends on has changed."""
+    path = file_of(subject_of(query, model))
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            return Loaded(None, (f"{path} has format {data['format']}, this version reads {FORMAT}",))
+        found = Calibration.from_json(data)
+    except FileNotFoundError:
+        return Loaded(None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Loaded(None, (f"{path} cannot be read: {error}",))
+    changed = [
+        f"{name} {old or 'none'} is now {versions_now(query).get(name) or 'none'}"
+        for name, old in found.versions.items()
+        if versions_now(query).get(name) != old
+    ]
+    if changed:
+        return Loaded(None, (f"all of it is stale: {', '.join(changed)}",))
+    return _without_changed_backends(found, registry)
+
+
+def _without_changed_backends(found: Calibration, registry: Registry) -> Loaded:
+    installed = {item.key: item.version for role in ROLES for item in registry.candidates(role)}
+    kept, ignored = [], dict[str, None]()
+    for point in found.points:
+        key = f"{point.slot.partition('.')[0]}:{point.backend}"
+        if installed.get(key) == point.version:
+            kept.append(point)
+        else:
+            now = f"now {installed[key]}" if key in installed else "not installed"
+            ignored[f"{key} was measured at version {point.version}, it is {now}"] = None
+    return Loaded(replace(found, points=tuple(kept)), tuple(ignored))
+
+
+def unmeasured(calibration: Calibration, candidates: Sequence[tuple[str, str]]) -> list[str]:
+    """Of these (slot, backend), those of which there is no measurement although there is one of another backend."""
+    measured = {(point.slot, point.backend) for point in calibration.points}
+    slots = {slot for slot, _ in measured}
+    return [f"{slot}: {backend}" for slot, backend in candidates if slot in slots and (slot, backend) not in measured]

@@ -1,0 +1,240 @@
+"""One call to time, for every role: built from the conformance kit's cases at the model's own sizes.
+
+What a call costs in a model is what counts: attention with its share of the step's metadata, weights that do not sit in
+a cache because they were just used, replayed from a graph where the engine would replay it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from minisgl_core.plugin_api import Caps, LayerFacts
+from minisgl_core.registry.matching import kernel_page_size
+from minisgl_core.testing import KVCase, LinearCase, MoECase, OpsCase, Rig, SampleCase, Subject
+from minisgl_core.testing.attention_bench import AttentionBench, Geometry
+from minisgl_core.testing.rig import dtype_named
+from minisgl_core.testing.trial import Draw
+
+if TYPE_CHECKING:
+    from minisgl_core.modelconfig import ModelConfig
+    from minisgl_core.registry import PlanQuery
+    from minisgl_core.testing.trial import TrialCase
+
+    from .grid import Size
+
+__all__ = ["Contender", "Job", "prepare"]
+
+_LAYERS: Final = 8
+"""Calls of attention for one of the metadata, at most."""
+_COLD_BYTES: Final = 2**26
+_MOST_COPIES: Final = 8
+_SHARE_OF_FREE_MEMORY: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A backend that fits, the caps that say so, and the pool's page size at which it does."""
+
+    subject: Subject
+    label: str
+    box: Caps
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A call to time; it does the work ``times`` times."""
+
+    call: Callable[[], object]
+    times: int
+    captured: bool
+    close: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    query: PlanQuery
+    model: ModelConfig
+    heads: tuple[int, int]
+    window: int | None
+    rig: Rig
+
+    def captures(self, box: Caps) -> bool:
+        """Would the engine replay it? Only where the device itself captures: other graphs say nothing about speed."""
+        return self.query.graph and box.graph != "never" and self.rig.platform.can_capture()
+
+
+def prepare(size: Size, one: Contender, query: PlanQuery, model: ModelConfig, subject: dict[str, Any], rig: Rig) -> Job:
+    """Build a contender for a size; raises whatever it raises."""
+    site = _Site(query, model, (subject["q_heads"], subject["kv_heads"]), subject["window"], rig)
+    if size.slot.role == "attention":
+        return _attention(size, one, site)
+    return _trial(size, one, site)
+
+
+def _attention(size: Size, one: Contender, site: _Site) -> Job:
+    q, rig, layers = site.query, site.rig, min(_LAYERS, site.model.num_layers)
+    facts = (LayerFacts(site.model.head_dim**-0.5, site.window),)
+    kernel_page = kernel_page_size(one.box.page_sizes, one.page_size) or one.page_size
+    geometry = Geometry(
+        q.dtype, q.pool_dtype, kernel_page, site.heads[1], site.heads[0], site.model.head_dim, facts, finite_tail=True
+    )
+    decode = size.slot.phase == "decode"
+    lens = [(1 if decode else size.length, size.length)] * size.rows
+    bench = AttentionBench(rig, geometry, size.rows, size.length, seed=0)
+    bench.fill([size.length] * size.rows)
+    tokens = sum(new for new, _ in lens)
+    backend = one.subject.build(bench.setup(tokens), one.box)
+    backend.bind_kv(bench.pool)
+    wide = bench.wide(tokens)
+    bench.write_inputs(wide, lens, 0)
+    given = bench.views(wide)
+    if decode and site.captures(one.box):
+        return _captured_attention(size, one, bench, backend, given, layers, rig)
+    batch = bench.eager(str(size.slot.phase), lens)
+
+    def step() -> None:
+        batch.scratch.clear()
+        backend.prepare_metadata(batch)
+        backend.update_metadata(batch)
+        for _ in range(layers):
+            backend.forward(*given, 0, batch)
+
+    return Job(step, layers, False, backend.close)
+
+
+def _captured_attention(
+    size: Size,
+    one: Contender,
+    bench: AttentionBench,
+    backend: Any,
+    given: tuple[torch.Tensor, ...],
+    layers: int,
+    rig: Rig,
+) -> Job:
+    rows = torch.arange(size.rows, device=rig.device)
+    bench.lengths[: size.rows] = size.length - 1
+    backend.init_capture_graph(size.length, (size.rows,))
+    batch = bench.captured(rows)
+    backend.prepare_for_capture(batch)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        bench.derive(batch, rows, None)
+        backend.update_metadata(batch)
+        return tuple(backend.forward(*given, 0, batch) for _ in range(layers))
+
+    graph = rig.capture(step, batch)
+
+    def replay_planned() -> None:
+        planned = bench.eager("decode", [(1, size.length)] * size.rows)
+        backend.prepare_for_replay(planned)
+        graph.replay()
+
+    def close() -> None:
+        graph.close()
+        backend.close()
+
+    return Job(replay_planned if "decode" in one.box.host_plan else graph.replay, layers, True, close)
+
+
+def _trial(size: Size, one: Contender, site: _Site) -> Job:
+    case, nbytes = _case_of(size, site)
+    backend = case.build(one.subject, site.rig, one.box)
+    copies = min(_MOST_COPIES, max(1, -(-_COLD_BYTES // nbytes))) if nbytes else 1
+    trials = [case.trial(backend, site.rig) for _ in range(copies)]
+    inputs = trials[0].draw(Draw(site.rig, 0))
+
+    def step() -> tuple[torch.Tensor, ...]:
+        return tuple(out for trial in trials for out in trial.call(inputs))
+
+    if not site.captures(one.box):
+        return Job(step, copies, False, backend.close)
+    graph = site.rig.capture(step)
+
+    def close() -> None:
+        graph.close()
+        backend.close()
+
+    return Job(graph.replay, copies, True, close)
+
+
+def _case_of(size: Size, site: _Site) -> tuple[TrialCase, int]:
+    """The kit's case at this size, and the bytes of weights that a call reads (0 = it has none worth naming)."""
+    slot, model, dtype = size.slot, site.model, site.query.dtype
+    itemsize = dtype_named(dtype).itemsize
+    if slot.role == "linear":
+        assert slot.shape is not None
+        n, k = slot.shape
+        return LinearCase(name=slot.label, dtype=dtype, m=size.rows, n=n, k=k), n * k * itemsize
+    if slot.role == "kv":
+        return _kv_case(size, site), 0
+    if slot.role == "moe":
+        assert model.moe is not None
+        moe = model.moe
+        width = moe.intermediate_size // site.query.tp_size
+        # the kit's case has two layers, and a second copy of each for the backend to repack
+        _check_room(4 * 3 * moe.num_experts * width * model.hidden_size * itemsize, site.rig)
+        case = MoECase(
+            name=slot.label,
+            dtype=dtype,
+            tokens=size.rows,
+            experts=moe.num_experts,
+            top_k=moe.top_k,
+            hidden=model.hidden_size,
+            width=width,
+        )
+        return case, 0
+    return _op_case(size, site), 0
+
+
+def _check_room(nbytes: int, rig: Rig) -> None:
+    free = rig.platform.free_bytes()
+    if nbytes > _SHARE_OF_FREE_MEMORY * free:
+        raise MemoryError(f"its experts need {nbytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+
+
+def _kv_case(size: Size, site: _Site) -> KVCase:
+    query = site.query
+    return KVCase(
+        name="kv",
+        dtype=query.dtype,
+        kv_dtype=query.pool_dtype,
+        page_size=query.page_size if query.page_size != "auto" else 16,
+        kv_heads=site.heads[1],
+        head_dim=site.model.head_dim,
+        tokens=size.rows,
+    )
+
+
+def _op_case(size: Size, site: _Site) -> OpsCase:
+    model, moe, op = site.model, site.model.moe, size.slot.op or ""
+    inner = moe.intermediate_size if moe is not None else model.intermediate_size
+    widths = {
+        "act_and_mul": inner // site.query.tp_size,
+        "route": moe.num_experts if moe is not None else 1,
+        "sample": model.vocab_size,
+    }
+    common: dict[str, Any] = {
+        "name": size.slot.label,
+        "op": op,
+        "dtype": site.query.dtype,
+        "tokens": size.rows,
+        "width": widths.get(op, model.hidden_size),
+        "eps": model.rms_norm_eps,
+    }
+    if op == "sample":
+        return SampleCase(mode="random", **common)
+    return OpsCase(
+        q_heads=site.heads[0],
+        kv_heads=site.heads[1],
+        head_dim=model.head_dim,
+        rotary_dim=model.rope.rotary_dim,
+        norms=model.qk_norm,
+        kv_dtype=site.query.pool_dtype,
+        top_k=moe.top_k if moe is not None else 1,
+        **common,
+    )

@@ -1,0 +1,71 @@
+"""``minisgl calibrate``: times the backends that would fit here, for one model's shapes, and keeps the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import click
+
+from minisgl_core.modelconfig.geometries import GEOMETRIES
+from minisgl_core.registry import detect_device, discover
+from minisgl_core.settings.schema import Settings
+
+from .explain import model_of, plan_query
+from .measured import print_points
+from .options import settings_options
+from .output import json_option, print_json
+
+__all__ = ["command"]
+
+
+@click.command(name="calibrate")
+@settings_options("model", "engine", without=("engine.device",))
+@click.option("--geometry", "geometry_name", metavar="NAME", help=f"A shape without weights: {', '.join(GEOMETRIES)}.")
+@click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), help="Where to measure. [auto]")
+@click.option("--quick", is_flag=True, help="Fewer sizes and repetitions.")
+@json_option
+def command(settings: Settings, geometry_name: str | None, device: str | None, quick: bool, as_json: bool) -> int:
+    """Measure which backends are fastest here.
+
+    Every backend that would fit this model on this device is timed in every slot of the plan, over numbers of rows and
+    lengths, at one rank's shapes. From then on a choice that is left open goes by that, on this machine and for these
+    shapes, until a version changes; `minisgl explain` shows it. Exits with 1 if some backend could not be timed.
+    """
+    from minisgl_core.calibrate.measure import calibrate
+    from minisgl_core.calibrate.store import save
+    from minisgl_core.testing import Rig
+
+    model = model_of(settings, geometry_name)
+    facts = detect_device(device or settings.engine.device)
+    found = calibrate(
+        plan_query(settings, model, facts),
+        model,
+        discover(allow=settings.allow, deny=settings.deny),
+        Rig(facts),
+        max_prefill_tokens=settings.engine.max_prefill_tokens,
+        quick=quick,
+        progress=_progress if sys.stderr.isatty() else None,
+    )
+    path = save(found)
+    if as_json:
+        print_json({**found.to_json(), "file": str(path)})
+    else:
+        print_points(found)
+        for note in found.notes:
+            click.echo(f"not measured: {note}")
+        click.echo(f"\nkept in {path}; `minisgl explain` shows what follows from it")
+    return 1 if found.notes else 0
+
+
+def _progress(title: str, total: int) -> Callable[[], None]:
+    from tqdm import tqdm
+
+    bar = tqdm(total=total, desc=title, leave=False)
+
+    def advance() -> None:
+        bar.update(1)
+        if bar.n >= total:
+            bar.close()
+
+    return advance

@@ -1,0 +1,59 @@
+"""What ``minisgl calibrate`` measured, as ``explain`` and ``calibrate`` show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from minisgl_core.calibrate.choose import crossovers
+from minisgl_core.calibrate.store import Calibration, Loaded, unmeasured
+
+from .output import print_table
+
+__all__ = ["calibration_json", "print_calibration", "print_points"]
+
+Candidates = Sequence[tuple[str, str]]
+"""(slot, backend) of everything that could be chosen"""
+
+
+def calibration_json(measured: Loaded, candidates: Candidates) -> dict[str, Any]:
+    """Points and crossovers (null without a calibration), what is ignored, and what was never measured."""
+    found = measured.calibration
+    return {
+        "points": None if found is None else found.to_json()["points"],
+        "crossovers": None if found is None else [item.to_json() for item in crossovers(found.points)],
+        "ignored": list(measured.ignored),
+        "unmeasured": [] if found is None else unmeasured(found, candidates),
+    }
+
+
+def print_calibration(measured: Loaded, candidates: Candidates) -> None:
+    """The same as text; a line if there is none."""
+    for line in measured.ignored:
+        click.echo(f"\ncalibration ignored: {line}; `minisgl calibrate` measures again")
+    found = measured.calibration
+    if found is None:
+        if not measured.ignored:
+            click.echo("\nnot measured on this machine: `minisgl calibrate` would do it")
+        return
+    click.echo("\nMeasured by `minisgl calibrate`, microseconds\n")
+    print_points(found)
+    for line in unmeasured(found, candidates):
+        click.echo(f"not measured: {line}; measured ones come first")
+
+
+def print_points(found: Calibration) -> None:
+    """A line for each size of each slot, then where the fastest backend changes."""
+    sizes: dict[tuple[str, int, int], list[str]] = {}
+    for point in sorted(found.points, key=lambda point: point.microseconds):
+        graph = " (graph)" if point.captured else ""
+        sizes.setdefault((point.slot, point.rows, point.length), []).append(
+            f"{point.backend} {point.microseconds:.4g}{graph}"
+        )
+    rows = [(slot, count, length or "", ", ".join(texts)) for (slot, count, length), texts in sorted(sizes.items())]
+    print_table(("SLOT", "ROWS", "TOKENS", "FASTEST FIRST"), rows)
+    click.echo("\nFastest")
+    for item in crossovers(found.points):
+        click.echo(f"  {item}")

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl_core.env import ENV
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def integrity_check() -> Iterator[None]:
+    """Every scheduler made here checks its books after every step; tests share two cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ENV.CHECK_INTEGRITY.value = True
+    yield
+    ENV.CHECK_INTEGRITY.reset()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """Nothing that this machine measured counts, and nothing is left behind."""
+    ENV.CACHE_DIR.value = tmp_path / "cache"
+    yield tmp_path / "cache"
+    ENV.CACHE_DIR.reset()

@@ -1,0 +1,82 @@
+"""Costs, borders and crossovers, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl_core.calibrate.choose import costs_by_batch, costs_by_slot, crossovers
+from minisgl_core.calibrate.store import Point
+
+DECODE = "attention.decode"
+
+
+def points(slot: str, table: dict[tuple[int, int], dict[str, float]]) -> list[Point]:
+    """``{(rows, length): {backend: microseconds}}``"""
+    return [
+        Point(slot, rows, length, backend, "1", us)
+        for (rows, length), times in table.items()
+        for backend, us in times.items()
+    ]
+
+
+TWO = points(
+    DECODE,
+    {
+        (1, 100): {"a": 10.0, "b": 20.0},
+        (1, 400): {"a": 20.0, "b": 20.0},
+        (16, 100): {"a": 30.0, "b": 20.0},
+        (16, 400): {"a": 80.0, "b": 40.0},
+    },
+)
+
+
+def test_a_cost_is_the_mean_over_lengths_of_time_over_the_fastest() -> None:
+    # a: (1 + 1) / 2 at 1 row, (1.5 + 2) / 2 at 16; b: (2 + 1) / 2 and 1
+    assert costs_by_slot(TWO) == {DECODE: {"a": pytest.approx((1 + 1.75) / 2), "b": pytest.approx((1.5 + 1) / 2)}}
+
+
+def test_the_border_between_two_measured_sizes_is_their_geometric_mean() -> None:
+    ((limit, few), (rest, many)) = costs_by_batch(TWO)[DECODE]
+    assert (limit, rest) == (4, None)
+    assert min(few, key=few.__getitem__) == "a" and min(many, key=many.__getitem__) == "b"
+
+
+def test_a_small_gain_does_not_split_a_slot() -> None:
+    near = points(DECODE, {(1, 0): {"a": 100.0, "b": 102.0}, (16, 0): {"a": 200.0, "b": 100.0}})
+    assert [min(costs, key=costs.__getitem__) for _, costs in costs_by_batch(near)[DECODE]] == ["b", "b"]
+    far = points(DECODE, {(1, 0): {"a": 100.0, "b": 104.0}, (16, 0): {"a": 200.0, "b": 100.0}})
+    assert [min(costs, key=costs.__getitem__) for _, costs in costs_by_batch(far)[DECODE]] == ["a", "b"]
+
+
+def test_who_lacks_a_length_has_no_cost_there() -> None:
+    table = {(1, 100): {"a": 1.0, "b": 2.0}, (1, 9000): {"b": 2.0}, (4, 100): {"a": 1.0, "b": 2.0}}
+    (_, few), (_, many) = costs_by_batch(points(DECODE, table))[DECODE]
+    assert set(few) == {"b"} and set(many) == {"a", "b"}
+    assert set(costs_by_slot(points(DECODE, table))[DECODE]) == {"b"}
+
+
+def test_only_attention_and_weights_are_chosen_by_rows_and_linear_stands_for_all_weights() -> None:
+    some = [
+        *points("kv", {(1, 0): {"a": 1.0}}),
+        *points("ops.sample", {(1, 0): {"a": 1.0}}),
+        *points("linear.8x4", {(1, 0): {"a": 1.0, "b": 3.0}}),
+        *points("linear.4x8", {(1, 0): {"a": 2.0, "b": 1.0}}),
+    ]
+    assert set(costs_by_batch(some)) == {"linear.8x4", "linear.4x8"}
+    assert costs_by_slot(some)["linear"] == {"a": 1.5, "b": 2.0}
+    assert "linear" not in costs_by_slot(points("kv", {(1, 0): {"a": 1.0}}))
+
+
+def test_crossovers_tell_where_the_fastest_changes() -> None:
+    found = crossovers([*TWO, *points("kv", {(1, 0): {"a": 1.0}, (64, 0): {"a": 9.0, "b": 10.0}})])
+    assert [str(item) for item in found] == [
+        "attention.decode at 100 tokens: a up to 4 rows, then b",
+        "attention.decode at 400 tokens: a up to 4 rows, then b",
+        "kv: a",
+    ]
+    assert found[0].to_json()["fastest"] == ((4, "a"), (None, "b"))
+
+
+def test_neighbouring_sizes_still_have_a_border() -> None:
+    close = points(DECODE, {(1, 0): {"a": 1.0, "b": 2.0}, (2, 0): {"a": 2.0, "b": 1.0}, (3, 0): {"a": 1.0, "b": 2.0}})
+    assert [limit for limit, _ in costs_by_batch(close)[DECODE]] == [1, 2, None]
