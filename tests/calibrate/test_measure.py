@@ -196,3 +196,35 @@ def test_sizes_stay_within_what_the_engine_would_see() -> None:
 
 def test_a_rank_has_its_part_of_each_weight() -> None:
     assert weights_of(query(tp_size=2), SMALL) == [(64, 64), (64, 32), (96, 64), (64, 48), (150, 64)]
+
+
+@pytest.mark.parametrize("host_plan", [(), ("decode",)])
+def test_where_the_device_captures_calls_are_replayed(
+    host_plan: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulated graph stands in for a device's own. A backend with a host plan is asked before each replay."""
+    from minisgl_cpu_sim.pure.attention import TorchAttention
+
+    planned: list[Any] = []
+
+    class Planned(TorchAttention):
+        def prepare_for_replay(self, batch: Any) -> None:
+            planned.append(batch.view.kv_lens_host)
+
+    monkeypatch.setattr("minisgl_core.calibrate.work._Site.captures", lambda self, box: box.graph != "never")
+    registry = with_backend(monkeypatch, Planned, graph="decode", host_plan=host_plan)
+
+    def twice(call: Callable[[], object], rig: Rig) -> float:
+        call()
+        call()
+        return 1.0
+
+    asked = replace(query(replace(SMALL, vocab_size=32), graph=True), max_running_req=2)
+    found = calibrate(asked, asked.model, registry, Rig(CPU), max_prefill_tokens=8, quick=True, timer=twice)
+    assert found.notes == ()
+    captured = {point.slot.partition(".")[0] for point in found.points if point.captured}
+    assert captured == {"attention", "kv", "ops", "linear"}
+    assert not any(point.captured for point in found.points if point.slot == "attention.prefill")
+    sizes = len([size for size in sizes_of(asked, asked.model, 8, True) if size.slot.phase == "decode"])
+    assert len(planned) == (2 * sizes if host_plan else 0), "two replays of each size"
+    assert all(lens in ((64,), (64, 64)) for lens in planned)
