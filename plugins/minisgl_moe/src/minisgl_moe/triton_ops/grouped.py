@@ -22,12 +22,16 @@ __all__ = ["down_grouped", "sum_pairs", "up_grouped"]
 
 @triton.jit
 def _where_am_i(total_ptr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr):
-    """(row block, column block, row blocks in use): ``GROUP_M`` row blocks walk through the same columns together."""
+    """(row block, column block, is there work): ``GROUP_M`` row blocks walk through the same columns together.
+
+    The grid is a bound: the last group may have fewer row blocks, and then programs that would pass its last column.
+    """
     blocks = tl.load(total_ptr) // BLOCK_M
     group = tl.program_id(0) // (GROUP_M * COLUMNS)
     inside = tl.program_id(0) % (GROUP_M * COLUMNS)
     height = tl.maximum(tl.minimum(blocks - group * GROUP_M, GROUP_M), 1)
-    return group * GROUP_M + inside % height, inside // height, blocks
+    block, column = group * GROUP_M + inside % height, inside // height
+    return block, column, (block < blocks) & (column < COLUMNS)
 
 
 @triton.jit
@@ -99,8 +103,8 @@ def _grouped_kernel(
     WIDEN: tl.constexpr,
 ):
     """out[pair] = product of row ``pair // top_k`` of a; gated in pairs of columns, or scaled by the pair's weight."""
-    block, column, blocks = _where_am_i(total_ptr, tl.cdiv(ROWS, BLOCK_N), BLOCK_M, GROUP_M)
-    if block >= blocks:
+    block, column, busy = _where_am_i(total_ptr, tl.cdiv(ROWS, BLOCK_N), BLOCK_M, GROUP_M)
+    if not busy:
         return
     slots = tl.load(slots_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     live = slots < pairs
