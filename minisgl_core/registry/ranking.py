@@ -20,7 +20,7 @@ __all__ = ["AUTO", "Selection", "check_backends", "measured_cost", "rank_key", "
 AUTO: Final = "auto"
 
 _TABLE: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
-    ("attention", "cuda"): ("fa", "flashinfer"),
+    ("attention", "cuda"): ("cuda_decode", "fa", "flashinfer"),
     ("attention", "cpu"): ("cpu", "torch"),
     ("graph", "cuda"): ("eager", "cuda"),
     ("graph", "cpu"): ("eager", "emulated"),

@@ -105,7 +105,7 @@ def minisgl_attention_backends() -> list[BackendSpec]:
                 )
                 for dtype in _FLOATS
             ),
-            tier=30,
+            tier=5,
             summary="planless split-KV decode attention",
         )
     ]
