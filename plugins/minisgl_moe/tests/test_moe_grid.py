@@ -8,9 +8,9 @@ import pytest
 import torch
 
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
-tl = triton.language
-
 from minisgl_moe.triton_ops.grouped import _where_am_i
+
+tl = triton.language
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
