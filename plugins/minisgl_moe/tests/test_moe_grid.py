@@ -7,10 +7,12 @@ from collections import Counter
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
-from minisgl_moe.triton_ops.grouped import _where_am_i
+pytest.importorskip("triton", reason="the kernels are written in Triton")
 
-tl = triton.language
+import triton
+import triton.language as tl
+
+from minisgl_moe.triton_ops.grouped import _where_am_i
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
