@@ -1,0 +1,217 @@
+"""Times the layer operations of ops:cuda on a GPU: CUDA C++, Triton, the core's composed ones.
+
+    python benchmarks/gpu_ops.py [--out ops.json]
+
+Per operation and number of tokens: microseconds in a CUDA graph with the bytes that must move, and microseconds of host
+time per eager call. Then what one decoder layer costs the host. bfloat16. Without --out the JSON goes to $OUT if that
+is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gpu_linear import graph_microseconds
+
+from minisgl_core.builtin.ops import ComposedOps
+from minisgl_core.builtin.platform import CudaPlatform
+from minisgl_core.plugin_api import KVSetup, OpsSetup
+from minisgl_cuda.kv_cpp import CudaKVKernels
+from minisgl_cuda.launch import CompiledLauncher
+from minisgl_cuda.ops import CudaOps
+from minisgl_cuda.ops_cpp import CompiledOps
+
+TOKENS = (1, 256, 8192)
+SLOTS, PAGE, POSITIONS, EPS = 65536, 16, 40960, 1e-6
+BYTES = 2
+"""Of a bfloat16"""
+BUFFERS = 4
+"""In turn, so that small cases do not run from the L2 cache alone."""
+ROUNDS = 8
+"""Through the buffers in one graph: its own launch should not count."""
+CALLS, REPEATS = 60, 15
+"""Eager calls per measurement, no more than a stream's queue holds; the fastest of the measurements counts."""
+
+Calls = list[Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The part of a geometry that the operations see."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    q_heads: int
+    kv_heads: int = 8
+    dim: int = 128
+
+
+MODELS = (Model("0.6b", 1024, 3072, 16), Model("14b", 5120, 17408, 40))
+
+
+class OneRank:
+    """The communicator of a single rank."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """x"""
+        return x
+
+
+def randn(*shape: int) -> torch.Tensor:
+    """On the GPU."""
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def rms_norm(ops: Any, m: Model, tokens: int) -> tuple[Calls, int]:
+    """Calls in turn on several buffers, and the bytes that one must move."""
+    rows, weight = [randn(tokens, m.hidden) for _ in range(BUFFERS)], randn(m.hidden)
+    return [lambda x=x: ops.rms_norm(x, weight, EPS) for x in rows], 2 * tokens * m.hidden * BYTES  # type: ignore[misc]
+
+
+def add_rms_norm(ops: Any, m: Model, tokens: int) -> tuple[Calls, int]:
+    """The same."""
+    rows, weight = [(randn(tokens, m.hidden), randn(tokens, m.hidden)) for _ in range(BUFFERS)], randn(m.hidden)
+    calls: Calls = [lambda x=x, r=r: ops.add_rms_norm(x, r, weight, EPS) for x, r in rows]  # type: ignore[misc]
+    return calls, 4 * tokens * m.hidden * BYTES
+
+
+def act_and_mul(ops: Any, m: Model, tokens: int) -> tuple[Calls, int]:
+    """The same."""
+    rows = [randn(tokens, 2 * m.intermediate) for _ in range(BUFFERS)]
+    return [lambda x=x: ops.act_and_mul(x) for x in rows], 3 * tokens * m.intermediate * BYTES  # type: ignore[misc]
+
+
+def qk_norm_rope_store(ops: Any, m: Model, tokens: int) -> tuple[Calls, int]:
+    """The same."""
+    rows = [randn(tokens, (m.q_heads + 2 * m.kv_heads) * m.dim) for _ in range(BUFFERS)]
+    weights = (randn(m.dim), randn(m.dim))
+    caches = [randn(2, SLOTS // PAGE, PAGE, m.kv_heads, m.dim) for _ in range(BUFFERS)]
+    angles = torch.randn(POSITIONS, m.dim, device="cuda")
+    where = torch.randint(0, POSITIONS, (tokens,), device="cuda", dtype=torch.int32)
+    out_loc = torch.randperm(SLOTS, device="cuda")[:tokens].to(torch.int32)
+    calls: Calls = [
+        lambda x=x, c=c: ops.qk_norm_rope_store(x, *weights, EPS, where, angles, c[0], c[1], out_loc)  # type: ignore[misc]
+        for x, c in zip(rows, caches, strict=True)
+    ]
+    moved = 2 * (m.q_heads + m.kv_heads) + 3 * m.kv_heads  # q and k read and written; k stored; v read and stored
+    return calls, tokens * (moved * m.dim * BYTES + m.dim * 4)
+
+
+CASES = {f.__name__: f for f in (rms_norm, add_rms_norm, qk_norm_rope_store, act_and_mul)}
+
+
+def host_microseconds(calls: Calls) -> float:
+    """Of one eager call, while the GPU's queue has room."""
+    best = float("inf")
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        for i in range(CALLS):
+            calls[i % len(calls)]()
+        best = min(best, (time.perf_counter_ns() - begin) / CALLS / 1000)
+    return best
+
+
+def layer_microseconds(ops: Any, m: Model, tokens: int) -> float:
+    """Host time of one decoder layer without its attention: four operations, four matrix products."""
+    shapes = ((m.q_heads + 2 * m.kv_heads) * m.dim, m.hidden), (m.hidden, m.q_heads * m.dim)
+    qkv, o, up, down = (randn(*s) for s in (*shapes, (2 * m.intermediate, m.hidden), (m.hidden, m.intermediate)))
+    gain, gains, residual, x = (
+        randn(m.hidden),
+        (randn(m.dim), randn(m.dim)),
+        randn(tokens, m.hidden),
+        randn(tokens, m.hidden),
+    )
+    caches, angles = randn(2, 64, PAGE, m.kv_heads, m.dim), torch.randn(1024, m.dim, device="cuda")
+    where = torch.arange(tokens, device="cuda", dtype=torch.int32) % 1024
+    out_loc = torch.zeros_like(where)
+
+    def layer() -> None:
+        y, r = ops.add_rms_norm(x, residual, gain, EPS)
+        q, _, _ = ops.qk_norm_rope_store(F.linear(y, qkv), *gains, EPS, where, angles, caches[0], caches[1], out_loc)
+        y, r = ops.add_rms_norm(F.linear(q.reshape(tokens, -1), o), r, gain, EPS)
+        F.linear(ops.act_and_mul(F.linear(y, up)), down)
+
+    times = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        for _ in range(20):
+            layer()
+        times.append((time.perf_counter_ns() - begin) / 20 / 1000)
+    return statistics.median(times)
+
+
+def backends_of(platform: CudaPlatform, m: Model) -> dict[str, Any]:
+    """By name."""
+    kv_setup = KVSetup(platform.device, torch.bfloat16, torch.bfloat16, PAGE, m.kv_heads, m.dim, platform)
+    setup: Any = OpsSetup(
+        device=platform.device,
+        dtype=torch.bfloat16,
+        q_heads=m.q_heads,
+        kv_heads=m.kv_heads,
+        head_dim=m.dim,
+        hidden_size=m.hidden,
+        vocab_size=1,
+        max_tokens=max(TOKENS),
+        max_batch=256,
+        kv=CudaKVKernels(kv_setup),
+        comm=OneRank(),  # type: ignore[arg-type]
+        platform=platform,
+    )
+    return {
+        "cpp": CompiledOps(setup),
+        "cpp, no PDL": CompiledOps(setup, launcher=CompiledLauncher(platform, dependent=False)),
+        "triton": CudaOps(setup),
+        "composed": ComposedOps(setup),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Every case; print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out_dir = os.environ.get("OUT")
+    parser.add_argument("--out", type=Path, default=Path(out_dir) / "ops.json" if out_dir else None)
+    out = parser.parse_args().out
+    platform = CudaPlatform(0)
+    platform.activate()
+    rows: list[dict[str, Any]] = []
+    for m in MODELS:
+        backends = backends_of(platform, m)
+        print(f"{m.name + ': us in a graph, TB/s, host us':44s}" + "".join(f"{name:>28s}" for name in backends))
+        for op, case in CASES.items():
+            for tokens in TOKENS:
+                line = f"{op + ' x ' + str(tokens):44s}"
+                for name, ops in backends.items():
+                    calls, size = case(ops, m, tokens)
+                    host = host_microseconds(calls)
+                    us = graph_microseconds(calls * ROUNDS)
+                    rows.append({"model": m.name, "op": op, "tokens": tokens, "backend": name, "us": us})
+                    rows[-1] |= {"bytes": size, "tb_s": size / us / 1e6, "host_us": host}
+                    line += f"{us:12.2f} {size / us / 1e6:6.2f} {host:8.2f}"
+                print(line)
+        line = f"{'host us of a layer without attention, 64 x':44s}"
+        for name, ops in backends.items():
+            rows.append({"model": m.name, "op": "layer", "tokens": 64, "backend": name})
+            rows[-1]["host_us"] = layer_microseconds(ops, m, 64)
+            line += f"{rows[-1]['host_us']:28.1f}"
+        print(line)
+    if out is not None:
+        found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+        out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
