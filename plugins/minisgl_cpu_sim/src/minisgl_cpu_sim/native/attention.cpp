@@ -11,6 +11,7 @@
 
 #include "call.h"
 #include "gemm.h"
+#include "pool.h"
 #include "scratch.h"
 
 namespace minisgl {
@@ -19,6 +20,7 @@ namespace {
 constexpr int64_t KEYS = 64;     // keys of a block; at most GROUP
 constexpr int64_t ROWS = 96;     // rows of a prefill item, about
 constexpr int64_t CHUNK = 512;   // keys of a decode item
+constexpr int64_t PARALLEL_PRODUCTS = 1 << 16;  // below it a second thread costs more than it does
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 struct AttentionArgs {
@@ -54,6 +56,7 @@ struct Plan {
     std::vector<Item> items;
     std::vector<Merge> merges;
     int64_t partial_floats = 0;
+    int64_t work = 0;  // scores to compute
 };
 
 void plan_decode_like(const AttentionArgs& a, int64_t row, int64_t q_len, int64_t low, int64_t kv_len, Plan& plan) {
@@ -96,6 +99,8 @@ void make_plan(const AttentionArgs& a, Plan& plan) {
             plan_prefill(a, row, q_len, kv_len, plan);
         }
     }
+    plan.work = 0;
+    for (const Item& item : plan.items) plan.work += (item.end - item.begin) * item.count * (a.heads / a.kv_heads);
 }
 
 // Keys or values [begin, begin + count) of a row as float32 (count, padded D), the padding 0
@@ -277,14 +282,9 @@ void attention(const AttentionArgs& a) {
     float* partials = scratch(Scratch::partial, size_t(plan.partial_floats));
     const Item* items = plan.items.data();
     const Merge* merges = plan.merges.data();
-    const int64_t item_count = int64_t(plan.items.size()), merge_count = int64_t(plan.merges.size());
-#pragma omp parallel num_threads(int(a.threads)) if (a.threads > 1 && item_count > 1)
-    {
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < item_count; ++i) attend<KV>(a, items[i], partials);
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < merge_count; ++i) merge(a, merges[i], partials);
-    }
+    const int64_t threads = plan.work * a.dim > PARALLEL_PRODUCTS ? a.threads : 1;
+    parallel_for(threads, int64_t(plan.items.size()), [&](int64_t i) { attend<KV>(a, items[i], partials); });
+    parallel_for(threads, int64_t(plan.merges.size()), [&](int64_t i) { merge(a, merges[i], partials); });
 }
 
 }  // namespace

@@ -20,14 +20,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch  # noqa: F401  # first, so that our library shares the OpenMP runtime that torch brings
-
 from minisgl_core.plugin_api import CannotRun, Reason
 
 __all__ = ["build", "cache_dir", "compiler_command", "library"]
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread")
 _CANDIDATES = ("g++", "c++", "clang++")
 
 
@@ -56,10 +54,7 @@ def build(folder: Path) -> Path:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            threads = "" if "-fopenmp" in command else " (without OpenMP: they use one thread; g++ gives them all)"
-            print(
-                f"minisgl: compiling the CPU kernels with {command[0]}, once for this machine{threads}", file=sys.stderr
-            )
+            print(f"minisgl: compiling the CPU kernels with {command[0]}, once for this machine", file=sys.stderr)
             _compile(command, folder, target)
     return target
 
@@ -78,8 +73,7 @@ def compiler_command() -> tuple[str, ...]:
                 fix="install g++",
             )
         )
-    # Clang's OpenMP is another runtime than the GNU one that torch loads, and one process must not hold two.
-    return (*found, *_FLAGS, *(() if "clang" in _version(found) else ("-fopenmp",)))
+    return (*found, *_FLAGS)
 
 
 def _version(compiler: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "call.h"
+#include "pool.h"
 
 namespace minisgl {
 namespace {
@@ -36,20 +37,18 @@ constexpr int64_t PARALLEL_BYTES = 1 << 18;  // below it a second thread costs m
 
 extern "C" void minisgl_store(const minisgl::StoreArgs* args) {
     const minisgl::StoreArgs& a = *args;
-    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.row > minisgl::PARALLEL_BYTES;
-#pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
-    for (int64_t token = 0; token < a.tokens; ++token) {
+    const int64_t threads = a.tokens * a.row > minisgl::PARALLEL_BYTES ? a.threads : 1;
+    minisgl::parallel_ranges(threads, a.tokens, [&](int64_t token) {
         const int64_t at = int64_t(a.out_loc[token]) * a.slot;
         std::memcpy(a.k_cache + at, a.k + token * a.k_token, size_t(a.row));
         std::memcpy(a.v_cache + at, a.v + token * a.v_token, size_t(a.row));
-    }
+    });
 }
 
 extern "C" void minisgl_index(const minisgl::IndexArgs* args) {
     const minisgl::IndexArgs& a = *args;
-    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.row > minisgl::PARALLEL_BYTES;
-#pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
-    for (int64_t token = 0; token < a.tokens; ++token) {
+    const int64_t threads = a.tokens * a.row > minisgl::PARALLEL_BYTES ? a.threads : 1;
+    minisgl::parallel_ranges(threads, a.tokens, [&](int64_t token) {
         const int64_t id = int64_t(a.ids[token]) - a.start;
         char* to = a.out + token * a.row;
         if (id >= 0 && id < a.rows) {
@@ -57,7 +56,7 @@ extern "C" void minisgl_index(const minisgl::IndexArgs* args) {
         } else {
             std::memset(to, 0, size_t(a.row));
         }
-    }
+    });
 }
 
 extern "C" void minisgl_match_len(const minisgl::MatchArgs* args) {

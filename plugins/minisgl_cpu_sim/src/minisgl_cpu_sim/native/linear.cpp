@@ -3,6 +3,7 @@
 
 #include "call.h"
 #include "gemm.h"
+#include "pool.h"
 #include "scratch.h"
 
 namespace minisgl {
@@ -45,6 +46,29 @@ const float* widen<float>(const LinearArgs& a) {
     return static_cast<const float*>(a.x);
 }
 
+// The work as groups of weight rows times blocks of x rows
+struct Split {
+    int64_t columns, rows, groups, blocks, threads;
+};
+
+Split make_split(const LinearArgs& a) {
+    constexpr int64_t SKINNY_COLUMNS = 32;        // small enough to divide evenly
+    constexpr int64_t MOST_ROWS = 96 * TILE_ROWS;  // between two packings of the same weights
+    constexpr int64_t LEAST_ROWS = 16 * TILE_ROWS;  // packing costs as much as 4 rows
+    constexpr int64_t ITEMS = 8;                    // per thread
+    constexpr int64_t PARALLEL_PRODUCTS = 1 << 16;
+    Split s{a.m <= SKINNY ? SKINNY_COLUMNS : GROUP, a.m, 0, 1, 1};
+    s.groups = (a.n + s.columns - 1) / s.columns;
+    if (a.m > SKINNY) {
+        const int64_t wanted = std::min((ITEMS * a.threads + s.groups - 1) / s.groups, a.m / LEAST_ROWS);
+        s.blocks = std::max({wanted, (a.m + MOST_ROWS - 1) / MOST_ROWS, int64_t(1)});
+        const int64_t tiles = (a.m + TILE_ROWS - 1) / TILE_ROWS;
+        s.rows = (tiles + s.blocks - 1) / s.blocks * TILE_ROWS;
+    }
+    if (a.m * a.n * a.k > PARALLEL_PRODUCTS) s.threads = a.threads;
+    return s;
+}
+
 template <class T>
 void linear(const LinearArgs& a) {
     const float* x = widen<T>(a);
@@ -52,18 +76,15 @@ void linear(const LinearArgs& a) {
     const T* w = static_cast<const T*>(a.w);
     const T* bias = static_cast<const T*>(a.bias);
     T* y = static_cast<T*>(a.y);
-    constexpr int64_t ROWS = 96 * TILE_ROWS;  // the most x rows between two packings of the same weights
-    const int64_t groups = (a.n + GROUP - 1) / GROUP;
-#pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (a.threads > 1)
-    for (int64_t group = 0; group < groups; ++group) {
-        const int64_t first = group * GROUP, n = std::min<int64_t>(GROUP, a.n - first);
-        for (int64_t row = 0; row < a.m; row += ROWS) {
-            const int64_t m = std::min(ROWS, a.m - row);
-            float* out = scratch(Scratch::y, size_t(m * GROUP));
-            gemm_block(x + row * ldx, ldx, m, w + first * a.ldw, a.ldw, n, a.k, out, GROUP);
-            write_rows(out, GROUP, m, n, bias ? bias + first : nullptr, y + row * a.n + first, a.n);
-        }
-    }
+    const Split split = make_split(a);
+    parallel_for(split.threads, split.groups * split.blocks, [&](int64_t item) {
+        const int64_t first = item / split.blocks * split.columns, n = std::min(split.columns, a.n - first);
+        const int64_t row = item % split.blocks * split.rows, m = std::min(split.rows, a.m - row);
+        if (m <= 0) return;
+        float* out = scratch(Scratch::y, size_t(m * GROUP));
+        gemm_block(x + row * ldx, ldx, m, w + first * a.ldw, a.ldw, n, a.k, out, GROUP);
+        write_rows(out, GROUP, m, n, bias ? bias + first : nullptr, y + row * a.n + first, a.n);
+    });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "call.h"
 #include "gemm.h"
+#include "pool.h"
 #include "scratch.h"
 
 namespace minisgl {
@@ -125,22 +126,17 @@ void down(const MoEArgs& a, int64_t first, int64_t count, const Groups& g, int64
 template <class T>
 void moe(const MoEArgs& a) {
     thread_local Groups shared;
-    Groups& g = shared;  // the caller's, also inside the parallel regions
+    Groups& g = shared;  // the caller's, also in other threads
     const int64_t inner_groups = (a.inner + GROUP - 1) / GROUP, groups = (a.width + GROUP - 1) / GROUP;
     for (int64_t first = 0; first < a.tokens; first += SLAB) {
         const int64_t count = std::min(SLAB, a.tokens - first);
         group(a, first, count, g);
         const int64_t items = int64_t(g.expert.size()) * inner_groups;
         float* hidden = scratch(Scratch::partial, size_t(g.bound.back() * a.inner));
-#pragma omp parallel num_threads(int(a.threads)) if (a.threads > 1)
-        {
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < items; ++i) {
-                gate_up<T>(a, first, g, i / inner_groups, i % inner_groups * GROUP, hidden);
-            }
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < groups; ++i) down<T>(a, first, count, g, i * GROUP, hidden);
-        }
+        parallel_for(a.threads, items, [&](int64_t i) {
+            gate_up<T>(a, first, g, i / inner_groups, i % inner_groups * GROUP, hidden);
+        });
+        parallel_for(a.threads, groups, [&](int64_t i) { down<T>(a, first, count, g, i * GROUP, hidden); });
     }
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "call.h"
+#include "pool.h"
 #include "scratch.h"
 
 namespace minisgl {
@@ -78,9 +79,8 @@ void add_row(const T* x, T* residual, int64_t width, float* row) {
 template <class T>
 void norm(const NormArgs& a) {
     const T* weight = static_cast<const T*>(a.weight);
-    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.width > PARALLEL_ELEMENTS;
-#pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
-    for (int64_t token = 0; token < a.tokens; ++token) {
+    const int64_t threads = a.tokens * a.width > PARALLEL_ELEMENTS ? a.threads : 1;
+    parallel_ranges(threads, a.tokens, [&](int64_t token) {
         const T* x = static_cast<const T*>(a.x) + token * a.ldx;
         float* row = scratch(Scratch::x, size_t(a.width));
         if (a.residual) {
@@ -89,7 +89,7 @@ void norm(const NormArgs& a) {
             convert(x, a.width, row);
         }
         scale(row, a.width, inverse_rms(row, a.width, a.eps), weight, static_cast<T*>(a.y) + token * a.ldy);
-    }
+    });
 }
 
 // Pairs (i, i + R/2) turn by the angle whose cosine and sine are at i and R/2 + i.
@@ -138,9 +138,8 @@ void rope_token(const RopeArgs& a, int64_t token) {
 
 template <class T>
 void rope(const RopeArgs& a) {
-    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.ld > PARALLEL_ELEMENTS;
-#pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
-    for (int64_t token = 0; token < a.tokens; ++token) rope_token<T>(a, token);
+    const int64_t threads = a.tokens * a.ld > PARALLEL_ELEMENTS ? a.threads : 1;
+    parallel_ranges(threads, a.tokens, [&](int64_t token) { rope_token<T>(a, token); });
 }
 
 template <class T>
@@ -159,12 +158,11 @@ void act_row(const T* gate, const T* up, int64_t width, T* y) {
 
 template <class T>
 void act(const ActArgs& a) {
-    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.width > PARALLEL_ELEMENTS;
-#pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
-    for (int64_t token = 0; token < a.tokens; ++token) {
+    const int64_t threads = a.tokens * a.width > PARALLEL_ELEMENTS ? a.threads : 1;
+    parallel_ranges(threads, a.tokens, [&](int64_t token) {
         const T* x = static_cast<const T*>(a.x) + token * a.ldx;
         act_row(x, x + a.width, a.width, static_cast<T*>(a.y) + token * a.width);
-    }
+    });
 }
 
 template <class T>
@@ -194,9 +192,8 @@ void route_token(const RouteArgs& a, int64_t token) {
 
 template <class T>
 void route(const RouteArgs& a) {
-    [[maybe_unused]] const bool parallel = a.threads > 1 && a.tokens * a.experts > PARALLEL_ELEMENTS / 8;
-#pragma omp parallel for num_threads(int(a.threads)) schedule(static) if (parallel)
-    for (int64_t token = 0; token < a.tokens; ++token) route_token<T>(a, token);
+    const int64_t threads = a.tokens * a.experts > PARALLEL_ELEMENTS / 8 ? a.threads : 1;
+    parallel_ranges(threads, a.tokens, [&](int64_t token) { route_token<T>(a, token); });
 }
 
 }  // namespace

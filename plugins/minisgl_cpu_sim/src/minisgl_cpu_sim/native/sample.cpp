@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "call.h"
+#include "pool.h"
 #include "scratch.h"
 
 namespace minisgl {
@@ -228,9 +229,7 @@ int32_t sample_row(const SampleArgs& a, int64_t index) {
 
 template <class T>
 void sample(const SampleArgs& a) {
-    [[maybe_unused]] const bool parallel = a.threads > 1 && a.batch > 1;
-#pragma omp parallel for num_threads(int(a.threads)) schedule(dynamic) if (parallel)
-    for (int64_t index = 0; index < a.batch; ++index) a.out[index] = sample_row<T>(a, index);
+    parallel_for(a.threads, a.batch, [&](int64_t index) { a.out[index] = sample_row<T>(a, index); });
 }
 
 }  // namespace
