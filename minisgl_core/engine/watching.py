@@ -52,7 +52,8 @@ class Watching:
             suffix = f"-rank{rank}" if size > 1 else ""
             steps = StepChoice.parse(config.record_steps)
             self.recorder = Recorder(folder, steps, config.record_max_mb, setup, plan.page_size, origin, suffix)
-            logger.warning("recording to %s: all steps run eagerly, without graphs", config.record)
+            if config.tp_info.is_primary:
+                logger.warning("recording to %s: all steps run eagerly, without graphs", config.record)
         if config.shadow and config.tp_info.is_primary:
             candidates = _candidates(shadow_choices(config, model, plan), plan, setups)
             self.shadow = Shadow(candidates, config.shadow_every, folder, setup, plan.page_size, origin)
