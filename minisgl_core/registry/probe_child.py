@@ -1,8 +1,8 @@
 """The throw-away process of :mod:`minisgl_core.registry.probe`: may initialise CUDA, may crash, may hang.
 
 It answers one JSON line per JSON line: ``{"facts": true}`` with the device's facts, ``{"probe": "pkg.mod:fn", "with":
-{...}}`` with ``{"ok": true}``, a refusal or an error. ``"ask"`` in place of ``"probe"`` is for functions of the core: what
-they return comes back as ``"value"``.
+{...}}`` with ``{"ok": true}``, a refusal or an error. ``"ask"`` in place of ``"probe"`` is for functions of the core:
+what they return comes back as ``"value"``.
 """
 
 from __future__ import annotations
