@@ -12,7 +12,7 @@ from minisgl_core.env import ENV
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def integrity_check() -> Iterator[None]:
     """Every scheduler made here checks its books after every step; tests share two cores."""
     threads = torch.get_num_threads()
