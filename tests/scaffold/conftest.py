@@ -23,6 +23,8 @@ class Beside:
 
     site: Path
     work: Path
+    sources: tuple[Path, ...] = ()
+    """Source folders of development installs: ``pip install --target`` writes a .pth that only a real site reads."""
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a program in an empty folder; ``minisgl`` and ``python`` are this environment's."""
@@ -36,7 +38,12 @@ class Beside:
             check=False,
             timeout=300,
             stdin=subprocess.DEVNULL,
-            env={**ours, "PYTHONPATH": str(self.site), "PIP_NO_INDEX": "1", "OMP_NUM_THREADS": "1"},
+            env={
+                **ours,
+                "PYTHONPATH": os.pathsep.join(map(str, (*self.sources, self.site))),
+                "PIP_NO_INDEX": "1",
+                "OMP_NUM_THREADS": "1",
+            },
         )
         assert not check or done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done

@@ -36,7 +36,8 @@ def test_a_scaffold_is_built_installed_tested_verified_and_generates_the_same_to
     with zipfile.ZipFile(wheel) as archive:
         modules = {name for name in archive.namelist() if name.endswith(".py")}
     assert modules == {f"{made.package}/{name}.py" for name in ("__init__", "plugin", role)}
-    beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(made.folder))
+    some = ("-k", "contract or ragged or replay or forward") if role in LINES else ()
+    beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *some, str(made.folder))
     thorough = ("--case", "contract") if role in LINES else ("--quick",)
     report = json.loads(beside.run("minisgl", "verify", f"{role}:{made.name}", "--json", *thorough).stdout)
     assert report["passed"] and report["cases"]["passed"] >= 4
@@ -45,8 +46,12 @@ def test_a_scaffold_is_built_installed_tested_verified_and_generates_the_same_to
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", LINES)
-def test_a_scaffold_passes_the_whole_report_card(role: Any, registry: Registry, beside: Any, tmp_path: Path) -> None:
-    beside.install(write_distribution(f"demo_{role}", role, tmp_path / "made", registry).folder)
+def test_a_scaffold_passes_all_its_tests_and_the_whole_report_card(
+    role: Any, registry: Registry, beside: Any, tmp_path: Path
+) -> None:
+    made = write_distribution(f"demo_{role}", role, tmp_path / "made", registry)
+    beside.install(made.folder)
+    beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(made.folder))
     report = json.loads(beside.run("minisgl", "verify", f"{role}:demo_{role}", "--json").stdout)
     assert report["passed"] and report["cases"]["note"] == 0
 

@@ -1,0 +1,17 @@
+"""Every claim of the spec as a test, at its ends and just outside."""
+
+from minisgl_core.testing import AttentionSuite
+
+from minisgl_blocked.plugin import SPEC
+
+
+class TestBlocked(AttentionSuite):
+    spec = SPEC
+
+
+SMALL_BLOCKS = {"query_block": 7}
+
+
+class TestSmallBlocks(AttentionSuite):
+    spec = SPEC
+    options = SMALL_BLOCKS
