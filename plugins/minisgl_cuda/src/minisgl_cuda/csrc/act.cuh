@@ -27,7 +27,6 @@ __global__ void __launch_bounds__(256) act_and_mul(const ActArgs args) {
     const T* up = gate + args.width;
     T* out = static_cast<T*>(args.out) + token * args.width;
     const int64_t pieces = args.width / COUNT, step = static_cast<int64_t>(parts) * blockDim.x;
-#pragma unroll 2
     for (int64_t i = static_cast<int64_t>(blockIdx.x % parts) * blockDim.x + threadIdx.x; i < pieces; i += step) {
         const Piece<T, COUNT> g = load_piece<COUNT>(gate + i * COUNT);
         const Piece<T, COUNT> u = load_piece<COUNT>(up + i * COUNT);

@@ -99,7 +99,12 @@ __device__ __forceinline__ void store(Unit* to, const Unit& unit) {
 
 template <>
 __device__ __forceinline__ void store<Bytes16>(Bytes16* to, const Bytes16& unit) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(unit.words[0], unit.words[1], unit.words[2], unit.words[3]);
+    // Said in PTX: the compiler cuts some plain stores of a uint4 into four.
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(__cvta_generic_to_global(to)), "r"(unit.words[0]), "r"(unit.words[1]), "r"(unit.words[2]),
+                   "r"(unit.words[3])
+                 : "memory");
 }
 
 // Programmatic dependent launch, on GPUs that have it: nothing that an earlier kernel writes may be read, and nothing
