@@ -96,6 +96,21 @@ class SamplingParams:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, 20)
+        if not isinstance(cast("object", self.ignore_eos), bool):
+            raise AdmissionError(
+                f"sampling parameter `ignore_eos` is {self.ignore_eos!r}",
+                field="ignore_eos",
+                value=self.ignore_eos,
+                remedy="give True or False",
+            )
+        for name in ("stop", "stop_token_ids"):
+            if not isinstance(getattr(self, name), list | tuple | set | frozenset | str):
+                raise AdmissionError(
+                    f"sampling parameter `{name}` is {getattr(self, name)!r}",
+                    field=name,
+                    value=getattr(self, name),
+                    remedy="give a list",
+                )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         for text in stop:
             if not text or not isinstance(cast("object", text), str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -84,7 +84,10 @@ class EngineConfig:
                 self._at_least(name, getattr(self, name), low)
         if self.page_size != "auto":
             self._at_least("page_size", self.page_size, 1)
-        if not 0 < self.memory_ratio <= 1:
+        if not isinstance(cast("object", self.seed), int):
+            raise ConfigError(f"`seed` is {self.seed!r}", field="seed", value=self.seed, remedy="give an integer")
+        is_number = isinstance(cast("object", self.memory_ratio), int | float)
+        if not is_number or not 0 < self.memory_ratio <= 1:
             raise ConfigError(
                 f"`memory_ratio` is {self.memory_ratio}",
                 field="memory_ratio",

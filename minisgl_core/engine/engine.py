@@ -14,7 +14,7 @@ from minisgl_core.modelconfig import read_model_config
 from minisgl_core.registry import build, load_class
 
 from .dispatch import AttentionDispatcher
-from .memory import count_pages
+from .memory import check_context, count_pages
 from .planning import choose_dtype, context_limit, make_plan
 from .sampler import Sampler
 from .setups import Setups, capture_sizes
@@ -59,6 +59,7 @@ class Engine:
 
         # ---- the model -----------------------------------------------------------------------------------
         self.ctx = self._make_context(setups)
+        check_context(config, self.ctx)
         self.model = load_class(self.plan.choice("models"))(self.ctx)
         self._load_weights()
 

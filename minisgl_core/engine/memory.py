@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,10 +15,32 @@ if TYPE_CHECKING:
 
     from .config import EngineConfig
 
-__all__ = ["count_pages"]
+__all__ = ["check_context", "count_pages"]
+
+logger = logging.getLogger(__name__)
 
 CPU_SHARE = 0.5
 """A CPU's memory belongs to other programs too."""
+
+
+def check_context(config: EngineConfig, ctx: Context) -> None:
+    """Before anything is allocated: warns of a context beyond the model's own, refuses one beyond the memory."""
+    trained = ctx.config.max_position_embeddings
+    if ctx.max_seq_len > trained:
+        logger.warning("max_seq_len_override %d is beyond the %d tokens the model knows", ctx.max_seq_len, trained)
+    tables = ctx.max_seq_len * (4 * ctx.config.rope.rotary_dim + 8 * (config.max_running_req + 1))
+    _check_fits(ctx, "max_seq_len_override", ctx.max_seq_len, tables, "page table and rotary table")
+
+
+def _check_fits(ctx: Context, setting: str, value: int, needed: int, what: str) -> None:
+    present = ctx.platform.total_bytes()
+    if needed > present:
+        raise EngineError(
+            f"`{setting}` {value} needs {needed / 1e9:.1f} GB for the {what}, the device has {present / 1e9:.1f} GB",
+            field=setting,
+            value=value,
+            remedy="give a smaller number",
+        )
 
 
 def count_pages(config: EngineConfig, ctx: Context, page_size: int, kv_heads: int, kv_dtype: torch.dtype) -> int:
@@ -29,6 +52,9 @@ def count_pages(config: EngineConfig, ctx: Context, page_size: int, kv_heads: in
     c = ctx.config
     page_bytes = PagedKVPool.bytes_per_page(c.num_layers, page_size, kv_heads, c.head_dim, kv_dtype)
     if config.num_page_override is not None:
+        _check_fits(
+            ctx, "num_page_override", config.num_page_override, (config.num_page_override + 1) * page_bytes, "KV pool"
+        )
         return config.num_page_override
     useful = config.max_running_req * -(-ctx.max_seq_len // page_size)
     budget = ctx.platform.free_bytes() * config.memory_ratio

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -63,7 +63,13 @@ class LLM:
         **settings: Any,
     ) -> None:
         _refuse_unknown(settings)
-        if isinstance(tp_size, bool) or tp_size != int(tp_size) or tp_size < 1:
+        if backends is not None and not isinstance(cast("object", backends), Mapping):
+            raise ConfigError(
+                f"`backends` is {backends!r}", field="backends", value=backends, remedy='give {"attention": "NAME"}'
+            )
+        if not isinstance(cast("object", path), str | Path):
+            raise ConfigError(f"`path` is {path!r}", field="path", value=path, remedy="give a model folder or file")
+        if not isinstance(cast("object", tp_size), int) or isinstance(tp_size, bool) or tp_size < 1:
             raise ConfigError(
                 f"`tp_size` is {tp_size!r}", field="tp_size", value=tp_size, remedy="give an integer of at least 1"
             )
@@ -99,6 +105,8 @@ class LLM:
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that no running request uses, on all ranks."""
+        if not self._close.alive:
+            raise UsageError("this LLM has been shut down", remedy="make a new one")
         self._runner.post(ClearCache())
         self._step()
 
@@ -193,6 +201,10 @@ class LLM:
                     remedy="give token ids",
                 )
             return np.array(self.tokenizer.encode(prompt), dtype=np.int32)
+        if not _is_listing(prompt):
+            raise AdmissionError(
+                f"the prompt is {prompt!r:.60}", field="prompt", value=prompt, remedy="give a text or token ids"
+            )
         wrong = [token for token in prompt if not _is_token(token)]
         if wrong:
             raise AdmissionError(
@@ -273,10 +285,21 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**31
 
 
+def _is_listing(value: object) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A text, or a non-empty list of token ids, is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
+    if not _is_listing(prompts):
+        raise AdmissionError(
+            f"the prompts are {prompts!r:.60}",
+            field="prompts",
+            value=prompts,
+            remedy="give a text, a list of token ids, or a list of these",
+        )
     listed: list[Any] = list(prompts)
     return [listed] if listed and all(map(_is_token, listed)) else listed
 
@@ -284,6 +307,13 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not _is_listing(params) or not all(isinstance(cast("object", one), SamplingParams) for one in params):
+        raise AdmissionError(
+            f"the sampling parameters are {params!r:.80}",
+            field="params",
+            value=params,
+            remedy="give a SamplingParams, or a list with one for each prompt",
+        )
     if len(params) != count:
         raise UsageError(
             f"{len(params)} sampling parameters for {count} prompts",
