@@ -53,21 +53,33 @@ def apply_diff(text: str, diff: str) -> str:
 
 
 def apply_python(text: str, code: str) -> str:
-    """Imports take the place of the file's imports, a function that of the method of its name; a class is added."""
-    given = ast.parse(code)
-    functions = [node for node in given.body if isinstance(node, ast.FunctionDef)]
-    imports = [node for node in given.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    if any(isinstance(node, ast.ClassDef) for node in given.body):
+    """Imports take the place of the file's imports, methods that of the methods of their name; a new class is added."""
+    given = ast.parse(code).body
+    classes = [node for node in given if isinstance(node, ast.ClassDef)]
+    imports = [node for node in given if isinstance(node, ast.Import | ast.ImportFrom)]
+    known = {node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+    if any(node.name not in known for node in classes):
         return f"{text}\n\n{code}"
-    for function in functions:
-        (owner,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
-        (method,) = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == function.name]
-        body = "".join(f"    {line}" if line.strip() else line for line in _lines(code, function, function))
-        text = _replaced(text, method, method, body)
+    for owner in classes:
+        for method in owner.body:
+            assert isinstance(method, ast.FunctionDef)
+            old = _method(text, owner.name, method.name)
+            text = _replaced(text, old, old, "".join(_lines(code, method, method)))
     if imports:
-        old = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        text = _replaced(text, old[0], old[-1], "".join(_lines(code, imports[0], imports[-1])))
+        before = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        text = _replaced(text, before[0], before[-1], "".join(_lines(code, imports[0], imports[-1])))
     return text
+
+
+def _method(text: str, owner: str, name: str) -> ast.FunctionDef:
+    (found,) = [
+        method
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == owner
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name == name
+    ]
+    return found
 
 
 def _lines(text: str, first: ast.stmt, last: ast.stmt) -> list[str]:
@@ -159,7 +171,7 @@ def test_the_example_passes_the_whole_kit(beside: Any) -> None:
     [
         (
             "import a\n\n\nclass C:\n    def f(self):\n        return 1\n",
-            "import b\n\ndef f(self):\n    return 2\n",
+            "import b\n\n\nclass C:\n    def f(self):\n        return 2\n",
             "import b\n\n\nclass C:\n    def f(self):\n        return 2\n",
         ),
         ("x = 1\n", "class D:\n    y = 2\n", "x = 1\n\n\nclass D:\n    y = 2\n"),
