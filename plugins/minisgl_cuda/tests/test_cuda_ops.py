@@ -84,10 +84,10 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
-NORM_SIZES = [(1, 1024), (3, 5), (17, 100), (2, 5120)]
+NORM_SIZES = [(1, 1024), (3, 5), (17, 100), (2, 5120), (1, 2501)]  # the last has more than threads hold at once
 ACT_SIZES = [(1, 1536), (3, 5), (2, 4104)]
 if ON_GPU:
-    NORM_SIZES += [(8192, 1024), (700, 5120), (257, 2048), (300, 1001), (5, 20000), (3, 40000)]
+    NORM_SIZES += [(8192, 1024), (700, 5120), (257, 2048), (300, 1001), (3, 40000)]
     ACT_SIZES += [(8192, 3072), (300, 17408), (1000, 100), (513, 768)]
 
 
@@ -95,6 +95,8 @@ if ON_GPU:
 @pytest.mark.parametrize(("tokens", "width"), NORM_SIZES)
 def test_norms(backends: Backends, dtype: torch.dtype, tokens: int, width: int) -> None:
     ours, composed = backends()
+    if width > 8192 and not isinstance(ours, CompiledOps):
+        pytest.skip("compiling takes Triton longer than the rest of the tests")
     x, residual = randn(tokens, width + 8, dtype=dtype)[:, :width], randn(tokens, width, dtype=dtype)
     weight = randn(width, dtype=dtype)
     close(ours.rms_norm(x, weight, 1e-6), composed.rms_norm(x, weight, 1e-6))
