@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -18,6 +19,7 @@ from minisgl_core.errors import MinisglError, nearest
 __all__ = ["COMMANDS", "CommandEntry", "main"]
 
 PROGRAM: Final = "minisgl"
+_NO_STDOUT: Final = "standard output cannot be written: {}; redirect it to a file or a pipe that can be"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0, 2 for a wrong call, 1 for a failure, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    if sys.stdout is None:  # closed by the caller: all that is printed would be lost in silence
+        return _fail(_NO_STDOUT.format(os.strerror(errno.EBADF)), 1, debug)
     try:
         result = _app.main([item for item in given if item != "--debug"], prog_name=PROGRAM, standalone_mode=False)
     except click.exceptions.Exit as exit_:
@@ -90,13 +94,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MinisglError as error:
         return _fail(str(error), error.exit_code, debug)
     except BrokenPipeError:
-        # the reader of our output has gone; Python would complain once more when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # its reader has gone
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and _is_of_printing(error):
+            _drop_stdout()
+            return _fail(_NO_STDOUT.format(error.strerror), 1, debug)
         what = f"internal error: {type(error).__name__}: {error}; please report it with the traceback of --debug"
         return _fail(what, 1, debug)
     return result if isinstance(result, int) else 0
+
+
+def _is_of_printing(error: OSError) -> bool:
+    """Was it raised by a write of :func:`click.echo`? The error itself names no file then."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    return innermost is not None and innermost.tb_frame.f_code is click.echo.__code__
+
+
+def _drop_stdout() -> None:
+    """Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -13,7 +13,7 @@ from minisgl_core.errors import AdmissionError
 from minisgl_core.settings.schema import Settings
 
 from .options import settings_options
-from .prompts import read_text
+from .prompts import open_stdin, read_text
 from .sampling import sampling_options, sampling_params
 from .start import find_model, need_tokenizer, start_llm
 
@@ -40,11 +40,12 @@ def command(settings: Settings, system: str | None, **sampling: Any) -> int:
     Lines piped to standard input are answered one after another; the exit code is then 1 if one could not be.
     """
     params = sampling_params(sampling)
+    stdin = open_stdin()
     path = find_model(settings)
     tokenizer = need_tokenizer(path, chat=True)
     with start_llm(settings, path, requests=1) as llm:
         conversation = _Conversation(llm, tokenizer, params, system)
-        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        interactive = stdin.isatty() and sys.stdout.isatty()
         if interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - from now on input() edits lines and remembers them

@@ -67,7 +67,7 @@ def command(
         elif len(prompts) == 1:
             _stream(llm, messages[0], params)
         else:
-            _print_all(llm.generate(messages, params, progress=shows_progress()), prompts)
+            _print_all(llm, messages, params, prompts)
 
 
 def _checked(prompts: list[Prompt], path: Path, system: str | None, chat: bool) -> list[Prompt]:
@@ -93,16 +93,25 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     click.echo()
     if error is not None:
         raise EngineError(error)
+    click.echo(f"{_speed(count, time.perf_counter() - start)}, finished by {reason}", err=True)
+
+
+def _speed(tokens: int, seconds: float) -> str:
+    return f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
+
+
+def _print_all(llm: LLM, messages: list[Prompt], params: SamplingParams, prompts: Sequence[Prompt]) -> None:
+    """Each answer under a line with the beginning of its prompt; how each ended, and how long all took together."""
+    start = time.perf_counter()
+    answers = llm.generate(messages, params, progress=shows_progress())
     seconds = time.perf_counter() - start
-    click.echo(f"{count} tokens in {seconds:.1f} s, {count / seconds:.1f} tokens/s, finished by {reason}", err=True)
-
-
-def _print_all(answers: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]) -> None:
-    """Each answer under a line with the beginning of its prompt."""
-    for answer, prompt in zip(answers, prompts, strict=True):
+    for index, (answer, prompt) in enumerate(zip(answers, prompts, strict=True)):
         shown = str(prompt)
         shown = repr(shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
-        click.echo(f"--- {shown}\n{answer['text'] or answer['token_ids']}")
+        click.echo(f"--- {shown}\n{answer['token_ids'] if llm.tokenizer is None else answer['text']}")
+        count = len(answer["token_ids"])
+        click.echo(f"prompt {index}: {count} tokens, finished by {answer['finish_reason']}", err=True)
+    click.echo(_speed(sum(len(answer["token_ids"]) for answer in answers), seconds), err=True)
     _raise_first_error(answers)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from minisgl_core.errors import UsageError
 
-__all__ = ["Prompt", "read_prompts", "read_text"]
+__all__ = ["Prompt", "open_stdin", "read_prompts", "read_text"]
 
 Prompt = str | list[int]
 """Text, or token ids."""
@@ -34,11 +35,19 @@ def read_prompts(texts: Sequence[str], id_lists: Sequence[str], files: Sequence[
         return [_parse_ids(text) for text in id_lists]
     if files:
         return [_read_file(name) for name in files]
-    if sys.stdin.isatty():
+    if open_stdin().isatty():
         raise UsageError(
             "no prompt is given", field="--prompt", remedy="give --prompt TEXT, or pipe the text to standard input"
         )
     return [_read_stdin()]
+
+
+def open_stdin() -> TextIO:
+    """Standard input; raises :class:`UsageError` if the program was started with it closed."""
+    stdin: TextIO | None = sys.stdin  # None then, whatever the annotations say
+    if stdin is None:
+        raise UsageError("standard input is closed", field="stdin", remedy="run it in a terminal, or pipe text to it")
+    return stdin
 
 
 def read_text(read: Callable[[], str]) -> str:
@@ -49,7 +58,7 @@ def read_text(read: Callable[[], str]) -> str:
         raise UsageError(
             f"standard input is not {error.encoding} text: {error.reason} at byte {error.start}",
             field="stdin",
-            remedy="pipe text",
+            remedy=f"give {error.encoding.upper()} text",
         ) from error
 
 
@@ -86,7 +95,7 @@ def _read_file(name: str) -> Prompt:
 
 
 def _read_stdin() -> Prompt:
-    return _not_empty(_without_line_end(read_text(sys.stdin.read)), "standard input")
+    return _not_empty(_without_line_end(read_text(open_stdin().read)), "standard input")
 
 
 def _without_line_end(text: str) -> str:

@@ -24,6 +24,8 @@ _SHORT: Final = {("model", "path"): "model"}
 """Settings whose flag and variable are not named by their key alone."""
 _SHADOW: Final = "shadow"
 """In ``[backends]``, beside the roles: ``--backend shadow.attention=NAME`` means its keys too."""
+_PARTS: Final[Mapping[str, tuple[str, ...]]] = {"attention": ("prefill", "decode"), "ops": OP_NAMES}
+"""What a role can be chosen for one by one."""
 _TABLES: Final = (*SECTIONS, "backends", "plugins")
 
 
@@ -97,7 +99,7 @@ def _variables() -> dict[str, tuple[str, str]]:
 
 def _backend_variables() -> dict[str, str]:
     """``ROLE`` or ``ROLE.PART`` by environment variable."""
-    parts = [f"attention.{phase}" for phase in ("prefill", "decode")] + [f"ops.{name}" for name in OP_NAMES]
+    parts = [f"{role}.{part}" for role, names in _PARTS.items() for part in names]
     return {f"{PREFIX}BACKEND_{key.replace('.', '_').upper()}": key for key in (*ROLES, *parts)}
 
 
@@ -151,6 +153,15 @@ def _wanted(error: ValidationError, key: str) -> str:
     return " or ".join(dict.fromkeys(text[0].lower() + text[1:].partition(", unable")[0] for text in texts))
 
 
+def _check_choice(chosen: Mapping[str, Any], file: str) -> None:
+    """Resolving checks the whole choice, but no longer knows which of its keys the file holds."""
+    for role, value in chosen.items():
+        _check_key(role, (*ROLES, "options", _SHADOW), "key", f"[backends] of {file}")
+        if role in _PARTS and isinstance(value, Mapping):
+            for part in value:
+                _check_key(part, (*_PARTS[role], "*"), "key", f"[backends.{role}] of {file}")
+
+
 def _backends(
     table: Any, file: str, environ: Mapping[str, str], flags: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, Any]]:
@@ -178,6 +189,7 @@ def _backends(
         )
     shadow = dict(shadow)
     chosen: dict[str, Any] = {role: value for role, value in table.items() if role not in ("options", _SHADOW)}
+    _check_choice(chosen, file)
     from_environment = {
         key: split_list(environ[name]) for name, key in _backend_variables().items() if environ.get(name)
     }

@@ -5,6 +5,7 @@ Light on purpose: ``minisgl plugins`` reads its two lists with this module alone
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def read_file(config: str | Path | None, environ: Mapping[str, str]) -> tuple[di
     """(tables, file name) of ``config``, else of MINISGL_CONFIG, else of ``minisgl.toml`` here if there is one."""
     named = config or environ.get(CONFIG_VARIABLE)
     path = Path(named or DEFAULT_FILE)
-    if not named and not path.is_file():
+    if not named and not os.path.lexists(path):
         return {}, str(path)
     try:
         with path.open("rb") as file:
@@ -49,7 +50,7 @@ def read_file(config: str | Path | None, environ: Mapping[str, str]) -> tuple[di
             f"config file {path} cannot be read: {error.strerror}",
             field="config",
             value=str(path),
-            remedy="check --config and MINISGL_CONFIG",
+            remedy="check --config and MINISGL_CONFIG" if named else "make it a file, or name another with --config",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(

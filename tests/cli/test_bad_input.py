@@ -199,6 +199,11 @@ CASES = [
         environ={"MINISGL_CHECK_INTEGRITY": "maybe"},
     ),
     generate("no TOML", says=["minisgl.toml is not TOML", "line 1"], files={"minisgl.toml": "= 3\n"}),
+    generate(
+        "role of the file",
+        says=["unknown key 'atention' in [backends] of minisgl.toml", "did you mean 'attention'?"],
+        files={"minisgl.toml": '[backends]\natention = "cpu"\n'},
+    ),
     generate("no such config file", "--config", "other.toml", says=["config file other.toml cannot be read"]),
     generate("config file is a folder", "--config", ".", says=["config file . cannot be read"]),
     # settings
@@ -353,13 +358,30 @@ def test_standard_input_without_a_prompt_in_it(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped), encoding="utf-8"))
     assert main(["generate", "--model", str(tiny("q3-text")), *SMALL]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {says}")
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {says}")
+    assert not piped or error.endswith("; give UTF-8 text\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--prompt-file", "-"]])
+def test_a_closed_standard_input(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["generate", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error: standard input is closed; ")
 
 
 def test_a_prompt_file_that_is_no_text(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     Path("prompt.txt").write_bytes(b"caf\xe9")
     assert main(["generate", "--model", str(tiny("q3-text")), "--prompt-file", "prompt.txt", *SMALL]) == 2
     assert "'prompt.txt' is not UTF-8 text: byte 3 is 0xe9; give a UTF-8" in capsys.readouterr().err
+
+
+def test_a_config_file_that_is_a_folder_is_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("minisgl.toml").mkdir()
+    assert main(["generate", "--prompt", "hi"]) == 2
+    assert "config file minisgl.toml cannot be read: Is a directory; make it a file" in capsys.readouterr().err
 
 
 def test_a_terminal_without_a_prompt_is_not_waited_for(
@@ -393,6 +415,20 @@ def test_the_program_shows_a_traceback_only_to_debug(tiny: Tiny) -> None:
     assert (debugged.returncode, debugged.stdout) == (1, "")
     assert debugged.stderr.startswith("Traceback (most recent call last)")
     assert debugged.stderr.endswith(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "why"), [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")]
+)
+@pytest.mark.parametrize("arguments", [["plugins"], ["generate"]])
+def test_a_standard_output_that_takes_nothing(arguments: list[str], redirection: str, why: str, tiny: Tiny) -> None:
+    if arguments == ["generate"]:
+        arguments = ["generate", "--model", str(tiny("q3")), "--prompt-ids", "1,2", "--max-tokens", "2", *SMALL]
+    call = f"{shlex.join([PROGRAM, *arguments])} {redirection}"
+    done = subprocess.run(["bash", "-c", call], stderr=subprocess.PIPE, text=True, check=False)
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("plan ")]
+    assert line.startswith(f"error: standard output cannot be written: {why}; ")
+    assert done.returncode == 1
 
 
 def test_ctrl_c_ends_the_program_quietly(tiny: Tiny) -> None:

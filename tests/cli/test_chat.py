@@ -112,6 +112,14 @@ def test_standard_input_that_is_no_text(tiny: Tiny, monkeypatch: pytest.MonkeyPa
     assert "error: standard input is not utf-8 text" in capsys.readouterr().err
 
 
+def test_a_closed_standard_input_is_refused_before_the_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat", "--model", "./no/where"]) == 2
+    assert capsys.readouterr().err.startswith("error: standard input is closed; run it in a terminal")
+
+
 class Terminal:
     """A program with a terminal of its own: what is written arrives as keys, Ctrl-C included."""
 

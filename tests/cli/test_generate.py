@@ -91,9 +91,20 @@ def test_a_model_without_tokenizer_streams_ids(tiny: Tiny, answers: Callable[[st
 def test_answers_of_several_prompts_stand_under_their_prompts(tiny: Tiny, capsys: Capture) -> None:
     call = ["generate", "--model", str(tiny("q3")), "--prompt-ids", "5", "--prompt-ids", ids([7] * 40)]
     assert main([*call, "--max-tokens", "2", *SMALL]) == 0
-    first, _, second, _ = capsys.readouterr().out.splitlines()
+    captured = capsys.readouterr()
+    first, _, second, _ = captured.out.splitlines()
     assert first == "--- '[5]'"
     assert second == f"--- '{str([7] * 40)[:60]}...'"
+    _, *ended, total = captured.err.splitlines()
+    assert ended == ["prompt 0: 2 tokens, finished by length", "prompt 1: 2 tokens, finished by length"]
+    assert total.startswith("4 tokens in ") and total.endswith(" tokens/s")
+
+
+def test_an_empty_answer_among_several_is_printed_empty(tiny: Tiny, capsys: Capture) -> None:
+    call = ("--model", str(tiny("q3-text")), "--prompt", "hello", "--max-tokens", "4")
+    stop = run(capsys, *call)["text"][0]
+    assert main(["generate", *call, "--prompt", "hello", "--stop", stop, *SMALL]) == 0
+    assert capsys.readouterr().out == "--- 'hello'\n\n" * 2
 
 
 def test_chat_puts_the_prompt_into_the_template_once(tiny: Tiny, capsys: Capture) -> None:
