@@ -40,10 +40,11 @@ def discover(
     imported; a name in them that matches nothing is a :class:`ConfigError`.
     """
     found, notes = scan(importlib.metadata.distributions() if distributions is None else distributions)
+    editable = any(is_editable(item.distribution) for item in found if item.name == CORE)
     found = [item for item in found if item.name != CORE]
     check_lists([CORE, *(item.name for item in found)], allow, deny)
     manager = _new_manager()
-    records = [_load(_Source(CORE, f"core = {BUILTIN}", __version__, module=BUILTIN), manager)]
+    records = [_load(_Source(CORE, f"core = {BUILTIN}", __version__, module=BUILTIN, editable=editable), manager)]
     for item in found:
         records.extend(_load(source, manager) for source in _sources(item, allow, deny))
     return Registry(tuple(records), tuple(notes), manager)

@@ -155,7 +155,9 @@ def check_lists(installed: Sequence[str], allow: Sequence[str] | None, deny: Seq
                     f"{setting} names {name!r}, which is no installed plugin",
                     field=setting,
                     value=name,
-                    remedy=nearest(name, known) or f"installed: {', '.join(sorted(known)) or 'none'}",
+                    # the nearest name is no guess for deny: it would switch off another plugin
+                    remedy=(nearest(name, known) if setting == "plugins.allow" else "")
+                    or f"installed: {', '.join(sorted(known)) or 'none'}",
                 )
     if CORE in {canonicalize_name(name) for name in deny}:
         raise ConfigError(

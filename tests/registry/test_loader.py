@@ -15,6 +15,7 @@ import pytest
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, PluginInfo, hookimpl
 from minisgl_core.registry import DeviceFacts, PlanQuery, PluginRecord, Registry, resolve_plan
+from minisgl_core.registry.loader import BUILTIN
 
 CPU = DeviceFacts("cpu")
 ATTENTION = PluginInfo(name="x", api={"attention": ">=1,<2"})
@@ -45,6 +46,13 @@ def test_the_core_registers_its_built_ins_in_the_same_way(world: Any) -> None:
     assert not record.failure
     keys = {f"{item.spec.role}:{item.spec.name}" for item in record.candidates}
     assert keys >= {"graph:eager", "comm:torch_dist", "platform:cpu", "platform:cuda", "linear:plain", "ops:composed"}
+
+
+@pytest.mark.parametrize("editable", [True, False])
+def test_the_core_is_editable_if_its_metadata_says_so(editable: bool, world: Any) -> None:
+    url = json.dumps({"url": "file:///src", "dir_info": {"editable": editable}})
+    world.distribution("minisgl-core", f"[minisgl]\ncore = {BUILTIN}\n", direct_url__json=url)
+    assert record_of(world.registry(), "minisgl-core").editable is editable
 
 
 GOOD = BackendSpec(role="attention", name="bad", factory="a.b:C", caps=(Caps(),))
@@ -242,10 +250,14 @@ def test_allow_and_deny_keep_plugins_from_being_imported(world: Any, make_spec: 
     assert world.registry(allow=[]).candidates("attention") == ()
 
 
-@pytest.mark.parametrize("which", ["allow", "deny"])
-def test_a_listed_name_that_matches_nothing_is_an_error(world: Any, make_spec: Any, which: str) -> None:
+@pytest.mark.parametrize(
+    ("which", "remedy"),
+    [("allow", r"did you mean 'minisgl-fa'\?"), ("deny", "installed: minisgl-core, minisgl-fa$")],
+    ids=["allow", "deny"],
+)
+def test_a_listed_name_that_matches_nothing_is_an_error(world: Any, make_spec: Any, which: str, remedy: str) -> None:
     world.plugin("minisgl-fa", make_spec("attention", "fa"))
-    with pytest.raises(ConfigError, match=r"plugins\.\w+ names 'minisgl-fs'.*did you mean 'minisgl-fa'\?"):
+    with pytest.raises(ConfigError, match=rf"plugins\.{which} names 'minisgl-fs'.*; {remedy}"):
         world.registry(**{which: ["minisgl-fs"]})
 
 
