@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from minisgl_core.errors import BackendError, nearest
+from minisgl_core.errors import BackendError, UsageError, nearest
 from minisgl_core.plugin_api import Reason, Role
 
 from .query import PlanQuery, Slot
 from .records import Registry
 from .solve import Field, Solution
 
-__all__ = ["refusal", "unknown_backend"]
+__all__ = ["UnknownBackendError", "refusal", "unknown_backend"]
 
 _CPU_SIM: Final = "minisgl-cpu-sim"
 _WHERE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "cpu": dict.fromkeys(("attention", "kv", "graph", "moe"), (_CPU_SIM,)),
     "cuda": {
-        "attention": ("minisgl-flashinfer", "minisgl-fa"),
         "kv": ("minisgl-cuda",),
+        "attention": ("minisgl-flashinfer", "minisgl-fa"),
         "graph": ("minisgl-cuda",),
         "moe": ("minisgl-moe",),
     },
@@ -38,7 +38,13 @@ _NAMES: Final[Mapping[str, str]] = {
 """Which of them brings a well-known backend name."""
 
 
-def unknown_backend(role: Role, text: str, query: PlanQuery, registry: Registry) -> BackendError:
+class UnknownBackendError(BackendError, UsageError):
+    """A name that no loaded plugin offers: the call is wrong, as with an unknown role."""
+
+    exit_code = UsageError.exit_code
+
+
+def unknown_backend(role: Role, text: str, query: PlanQuery, registry: Registry) -> UnknownBackendError:
     """The error for a backend name that no loaded plugin offers."""
     known = sorted({item.spec.name for item in registry.candidates(role)})
     name = text.partition("@")[0].partition("/")[0]
@@ -53,8 +59,8 @@ def unknown_backend(role: Role, text: str, query: PlanQuery, registry: Registry)
     remedy = nearest(text, known)
     if not remedy:
         packages = (_NAMES[name],) if name in _NAMES else _WHERE[query.device.kind].get(role, ())
-        remedy = _pip(packages) or "`minisgl plugins` lists what is installed"
-    return BackendError(
+        remedy = _pip(packages, registry) or "`minisgl plugins` lists what is installed"
+    return UnknownBackendError(
         f"no plugin offers the {role} backend {text!r} ({'; '.join(parts)})",
         field=f"backends.{role}",
         value=text,
@@ -65,6 +71,8 @@ def unknown_backend(role: Role, text: str, query: PlanQuery, registry: Registry)
 def refusal(query: PlanQuery, solution: Solution, registry: Registry) -> BackendError:
     """The error for a query without a solution: its smallest conflict, with the reasons of each candidate."""
     fields = [field for field in solution.fields if field.slot in solution.conflict]
+    if _is_unsupported(fields, query, solution):
+        return _unsupported_architecture(fields[0], query)
     labels = " and ".join(field.slot.label for field in fields)
     what = f"{query.model.architecture} in {query.dtype} on {query.device}"
     if len(fields) > 1:
@@ -73,13 +81,54 @@ def refusal(query: PlanQuery, solution: Solution, registry: Registry) -> Backend
     else:
         head = f"no backend for {labels} ({what})"
         texts = [_reasons(field, query, solution) for field in fields]
+    absent = _absent_plugins(fields, query, solution, registry)
+    if absent:
+        head = f"no plugin for {query.device.kind} is installed: pip install {' '.join(absent)}; {head}"
     failed = [f"plugin {plugin.distribution} failed to load: {plugin.failure}" for plugin in registry.failures()]
     return BackendError(
         f"{head}: {'; '.join([*texts, *failed])}",
         field=fields[0].slot.label,
         value=fields[0].selection.names or None,
-        remedy=_remedy(query, fields),
+        remedy="" if absent else _remedy(query, fields, registry),
     )
+
+
+def _is_unsupported(fields: Sequence[Field], query: PlanQuery, solution: Solution) -> bool:
+    """Does no model class serve the architecture, whatever else they lack?"""
+    return fields[0].slot.role == "models" and all(
+        any(reason.code == "architecture" for reason in verdict.reasons)
+        for verdict in fields[0].verdicts(query, solution.joint)
+    )
+
+
+def _unsupported_architecture(field: Field, query: PlanQuery) -> BackendError:
+    name = query.model.architecture
+    known = {known for candidate, _ in field.ranked for box in candidate.spec.caps for known in box.architectures}
+    return BackendError(
+        f"unsupported architecture {name!r}; known: {', '.join(sorted(known)) or 'none'}",
+        field="architectures",
+        value=name,
+    )
+
+
+def _absent_plugins(
+    fields: Sequence[Field], query: PlanQuery, solution: Solution, registry: Registry
+) -> tuple[str, ...]:
+    """This project's plugins for the device, if none of them is here and nothing else is meant for that device."""
+    served = _WHERE[query.device.kind]
+    roles = {field.slot.role for field in solution.fields}
+    packages = tuple(dict.fromkeys(name for role, names in served.items() if role in roles for name in names))
+    if not {plugin.distribution for plugin in registry.plugins}.isdisjoint(packages):
+        return ()
+    lacking = any(
+        field.slot.role in served
+        and all(
+            any(reason.code in ("device", "stand_in") for reason in verdict.reasons)
+            for verdict in field.verdicts(query, solution.joint)
+        )
+        for field in fields
+    )
+    return packages if lacking else ()
 
 
 def _reasons(field: Field, query: PlanQuery, solution: Solution) -> str:
@@ -91,10 +140,10 @@ def _reasons(field: Field, query: PlanQuery, solution: Solution) -> str:
     )
 
 
-def _remedy(query: PlanQuery, fields: Iterable[Field]) -> str:
+def _remedy(query: PlanQuery, fields: Iterable[Field], registry: Registry) -> str:
     for field in fields:
         if not field.ranked or all(_needs_install(reasons) for _, reasons in field.ranked):
-            return _install_for(field.slot, query)
+            return _install_for(field.slot, query, registry)
     return "`minisgl explain` shows every candidate and what would allow it"
 
 
@@ -102,12 +151,18 @@ def _needs_install(reasons: Iterable[Reason]) -> bool:
     return any(reason.code in ("requires", "stand_in") for reason in reasons)
 
 
-def _install_for(slot: Slot, query: PlanQuery) -> str:
+def _install_for(slot: Slot, query: PlanQuery, registry: Registry) -> str:
     packages = _WHERE[query.device.kind].get(slot.role, ())
     if slot.role == "models":
         return f"install a plugin with a model for {query.model.architecture}, or use a model of a known architecture"
-    return _pip(packages) or "`minisgl explain` shows every candidate and what would allow it"
+    return _pip(packages, registry) or "`minisgl explain` shows every candidate and what would allow it"
 
 
-def _pip(packages: Iterable[str]) -> str:
-    return " or ".join(f"pip install {package}" for package in packages)
+def _pip(packages: Iterable[str], registry: Registry) -> str:
+    """How to get one of these; empty if all are here. What the lists of the config keep out need not be installed."""
+    here = {plugin.distribution for plugin in registry.plugins}
+    excluded = [plugin.distribution for plugin in registry.plugins if plugin.excluded]
+    kept_out = [package for package in packages if package in excluded]
+    if kept_out:
+        return f"let plugins.allow and plugins.deny load {' or '.join(kept_out)}"
+    return " or ".join(f"pip install {package}" for package in packages if package not in here)

@@ -170,14 +170,14 @@ def test_wrong_calls_are_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
 
 
-def test_a_failure_is_exit_code_1_and_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_backend_is_exit_code_2_and_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["explain", "--geometry", "llama3-8b", "--device", "cpu", "--backend", "attention=no-such-backend"]
-    assert main(arguments) == 1
+    assert main(arguments) == 2
     quiet = capsys.readouterr().err
     assert quiet.startswith("error: no plugin offers the attention backend 'no-such-backend'")
     assert quiet.count("\n") == 1
     for place in (0, len(arguments)):
-        assert main([*arguments[:place], "--debug", *arguments[place:]]) == 1
+        assert main([*arguments[:place], "--debug", *arguments[place:]]) == 2
         error = capsys.readouterr().err
         assert "Traceback" in error and error.endswith(quiet)
 

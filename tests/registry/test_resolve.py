@@ -56,14 +56,33 @@ def test_case_76_a_moe_model_needs_no_flags_and_a_dense_one_no_moe(
 
 @pytest.mark.parametrize(
     ("device", "remedy"),
-    [(CPU, "pip install minisgl-cpu-sim"), (H200, "pip install minisgl-flashinfer or pip install minisgl-fa")],
+    [(CPU, "pip install minisgl-cpu-sim"), (H200, "pip install minisgl-cuda minisgl-flashinfer minisgl-fa")],
 )
 def test_without_any_attention_plugin_the_error_says_what_to_install(
     resolve: Any, device: DeviceFacts, remedy: str
 ) -> None:
     with pytest.raises(BackendError) as refused:
         resolve(device=device)
-    assert str(refused.value).endswith(f"none is installed; {remedy}")
+    assert str(refused.value).startswith(
+        f"no plugin for {device.kind} is installed: {remedy}; no backend for attention"
+    )
+
+
+def test_stand_ins_are_no_plugins_for_a_gpu(cpu_sim: None, world: Any, make_spec: Any, resolve: Any) -> None:
+    install = "no plugin for cuda is installed: pip install minisgl-cuda"
+    with pytest.raises(BackendError, match=install):
+        resolve(device=H200)
+    world.plugin("mine", make_spec("attention", "mine", devices=("cuda",), sm=(100, 100)), make_spec("kv", "mine"))
+    with pytest.raises(BackendError, match=r"no backend for attention.*wanted sm90, supported sm100"):
+        resolve(device=H200)
+
+
+def test_what_is_installed_is_not_to_be_installed(cpu_sim: None, resolve: Any) -> None:
+    with pytest.raises(BackendError, match=r"; `minisgl plugins` lists what is installed$") as refused:
+        resolve(backends={"attention": "nope"})
+    assert refused.value.exit_code == 2
+    with pytest.raises(BackendError, match=r"; let plugins\.allow and plugins\.deny load minisgl-cpu-sim$"):
+        resolve(deny=["minisgl-cpu-sim"])
 
 
 def test_case_85_an_unknown_name_lists_what_is_installed_what_failed_and_how_to_install(

@@ -24,6 +24,17 @@ COMMANDS = [line for block in _blocks("console") for line in block.splitlines()]
 MINISGL = [line for line in COMMANDS if line.startswith("minisgl ")]
 MINISGL_PROGRAM = str(Path(sys.executable).with_name("minisgl"))
 CONFIG = _blocks("toml")[0]
+AFTER_MAKE_RUN = """
+import importlib.metadata as metadata, sys
+found = metadata.distributions
+def hidden(distribution):
+    entries = distribution.read_text("entry_points.txt") or ""
+    return "[minisgl]" in entries and distribution.name not in ("minisgl-core", "minisgl-cpu-sim")
+metadata.distributions = lambda **given: [item for item in found(**given) if not hidden(item)]
+from minisgl_core.cli.app import main
+sys.exit(main())
+"""
+"""The program where of all plugins only those that `make run` installs are there."""
 
 
 def _run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -68,10 +79,18 @@ def test_each_command_runs(line: str, model: str, tmp_path: Path) -> None:
 
 
 def test_the_config_file_is_accepted_and_its_backends_are_found(model: str, tmp_path: Path) -> None:
+    """In the environment of `make run`: what else is installed here is hidden."""
     (tmp_path / "minisgl.toml").write_text(CONFIG.replace("path/to/model", model))
-    done = _run([MINISGL_PROGRAM, "explain"], tmp_path)
+    done = _run([sys.executable, "-c", AFTER_MAKE_RUN, "explain"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "page_size=16" in done.stdout
+
+
+def test_hardware_elsewhere_after_make_run_names_what_to_install(tmp_path: Path) -> None:
+    (line,) = [line for line in MINISGL if "--device" in line]
+    done = _run([sys.executable, "-c", AFTER_MAKE_RUN, *shlex.split(line)[1:]], tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "no plan. no plugin for cuda is installed: pip install minisgl-cuda minisgl-flashinfer" in done.stdout
 
 
 def test_the_python_example_runs(model: str, tmp_path: Path) -> None:
