@@ -1,18 +1,27 @@
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.cli.app import main
+from minisgl_core.plugin_api import Caps
 from minisgl_core.registry import Registry, discover
 from minisgl_core.scaffold import SCAFFOLDED_ROLES, Scaffold, write_distribution
+from minisgl_core.testing import GraphCase, Rig, Subject, cases_of
+
+pytest.importorskip("minisgl_cpu_sim")
+
+from minisgl_cpu_sim.graph import EmulatedGraph
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 LINES = {"attention": 100, "moe": 60}
@@ -167,3 +176,30 @@ def make_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
         monkeypatch.syspath_prepend(tmp_path)
 
     return make
+
+
+class CapturingCpu(CpuPlatform):
+    """A CPU whose platform records steps, as a GPU's does."""
+
+    def can_capture(self) -> bool:
+        return True
+
+    def capture(self, step: Callable[[], Any], pool: Any | None) -> tuple[Any, Any, Any]:
+        graph = EmulatedGraph.capture(step, pool=pool, warmup=0)
+        return graph, graph.result, graph.pool
+
+
+def test_the_graph_scaffold_records_where_a_platform_can(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_distribution("recorder", "graph", tmp_path, registry)
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    spec = importlib.import_module(f"{made.package}.plugin").SPEC
+    subject = Subject(replace(spec, caps=(Caps(devices=("cpu",), graph="always"),)))
+    rig = Rig("cpu")
+    rig.platform = CapturingCpu()
+    cases = [case for case in cases_of(subject, rig, quick=True) if isinstance(case, GraphCase)]
+    assert len(cases) >= 10
+    with rig.active():
+        for case in cases:
+            case.run(subject, rig)
