@@ -61,7 +61,7 @@ def test_broken_plugin_that_cannot_be_loaded_hinders_nobody(
     code, _, err = commands.run(*EXPLAIN, "--backend", f"attention=fast@{name}")
     assert code == 1 and f"plugin {name}, named by backends.attention, failed to load: " in err
     code, _, err = commands.run(*EXPLAIN, "--backend", "attention=fast")
-    assert code == 1 and name in err  # its names are unknowable, so it is listed
+    assert code == 2 and name in err  # its names are unknowable, so it is listed
     code, findings, _ = commands.diagnose()
     (finding,) = [one for one in findings if one["subject"] == name]
     assert code == 1 and (finding["level"], finding["check"]) == ("wrong", "plugin")
