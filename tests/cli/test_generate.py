@@ -173,6 +173,10 @@ def test_every_setting_of_the_engine_can_be_reached() -> None:
         "backend_options": "[backends.options]",
         "allow_plugins": "[plugins]",
         "deny_plugins": "[plugins]",
+        "record": "--record",
+        "record_steps": "--record-steps",
+        "record_max_mb": "--record-max-mb",
+        "shadow": "[backends.shadow]",
     }
     of_programs = {"plan", "progress"}
     assert engine - by_other_names.keys() - of_programs == EngineSettings.model_fields.keys() - {"tp_size"}
