@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint
+from types import ModuleType
 from typing import Any, Final
 
 import pluggy
@@ -137,7 +138,7 @@ def _load_into(source: _Source, progress: _Progress, manager: pluggy.PluginManag
     plugin = _import(source, progress)
     progress.hooks = check_hooks(plugin)
     check_api(plugin, progress.hooks)
-    scratch = _new_manager()
+    scratch = _new_manager(progress.hooks)
     scratch.register(plugin, name=source.distribution)
     scratch.check_pending()
     specs: list[BackendSpec] = []
@@ -179,7 +180,11 @@ def _refuse_duplicates(candidates: Sequence[Candidate]) -> None:
         seen.add(candidate.key)
 
 
-def _new_manager() -> pluggy.PluginManager:
+def _new_manager(names: Iterable[str] | None = None) -> pluggy.PluginManager:
+    """With the specs of these hooks; None = of all. pluggy inspects all that it is given, so it is given little."""
+    specs = hooks if names is None else ModuleType(hooks.__name__)
+    for name in names or ():
+        setattr(specs, name, getattr(hooks, name))
     manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hooks)
+    manager.add_hookspecs(specs)
     return manager
