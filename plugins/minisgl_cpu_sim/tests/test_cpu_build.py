@@ -87,10 +87,22 @@ def test_a_folder_that_cannot_be_made_is_replaced(trivial: Path, tmp_path: Path)
     assert build.build(tmp_path / "file" / "cache").exists()
 
 
-def test_one_openmp_runtime_per_process() -> None:
-    build.library()
-    mapped = {Path(line.split()[-1]).name for line in Path("/proc/self/maps").read_text().splitlines()}
-    assert len([name for name in mapped if name.startswith(("libgomp", "libomp", "libiomp"))]) == 1  # torch's own
+def test_the_kernels_bring_no_second_openmp_runtime() -> None:
+    """Two of them in one process have two thread pools that fight for the cores."""
+    program = """if True:
+        from pathlib import Path
+        import torch
+        def runtimes():
+            mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+            return sorted(name for name in mapped if Path(name).name.startswith(("libgomp", "libomp", "libiomp")))
+        torch.ones(1000) + 1
+        before = runtimes()
+        from minisgl_cpu_sim.native import build
+        build.library()
+        print(before, runtimes() == before)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "omp" in done.stdout and done.stdout.endswith(" True\n"), done.stdout
 
 
 def test_importing_the_plugin_imports_nothing_heavy() -> None:
