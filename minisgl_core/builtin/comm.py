@@ -7,6 +7,8 @@ The collectives are torch.library operations: graph recorders see them like any 
 from __future__ import annotations
 
 import itertools
+import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,11 +22,13 @@ from minisgl_core.errors import EngineError
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import CommSetup
 
-__all__ = ["TorchDistCommunicator"]
+__all__ = ["TorchDistCommunicator", "report_loss"]
 
 c10d: Any = dist  # its process-group classes carry no types
 
 _DIGEST_BYTES = 128
+_JOINED, _LOST = "joined/{}", "lost"
+_POLL_S = 0.01
 _handles = itertools.count()
 _live: WeakValueDictionary[int, TorchDistCommunicator] = WeakValueDictionary()
 """Operations can only carry plain numbers, so each communicator has one; entries vanish with their owner."""
@@ -50,6 +54,29 @@ for _key in ("CPU", "CUDA"):
     _library.impl("all_gather", _all_gather, _key)
 
 
+def report_loss(init_method: str, rank: int) -> None:
+    """Tell the ranks that wait for each other at ``init_method`` that ``rank`` will never come, so that they need not
+    wait until their time is over. Nothing happens if nobody waits there.
+    """
+    address = urlsplit(init_method)
+    with suppress(RuntimeError):
+        store = c10d.TCPStore(address.hostname, address.port, None, False, timedelta(seconds=5), False)
+        store.set(_LOST, str(rank))
+
+
+def _join(store: Any, rank: int, size: int, timeout_s: float) -> None:
+    """Until all ranks are here. Raises RuntimeError if one is reported lost, or after ``timeout_s`` seconds."""
+    store.set(_JOINED.format(rank), "")
+    missing = [r for r in range(size) if r != rank]
+    deadline = time.monotonic() + timeout_s
+    while missing := [r for r in missing if not store.check([_JOINED.format(r)])]:
+        if store.check([_LOST]):
+            raise RuntimeError(f"rank {store.get(_LOST).decode()} is lost")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"after {timeout_s:g} s these are missing: {', '.join(map(str, missing))}")
+        time.sleep(_POLL_S)
+
+
 class TorchDistCommunicator:
     """One process group per engine; free of charge with a single rank."""
 
@@ -73,7 +100,8 @@ class TorchDistCommunicator:
             )
         timeout = timedelta(seconds=setup.timeout_s)
         try:
-            store = c10d.TCPStore(address.hostname, address.port, self.size, self.rank == 0, timeout)
+            store = c10d.TCPStore(address.hostname, address.port, self.size, self.rank == 0, timeout, False)
+            _join(store, self.rank, self.size, setup.timeout_s)
             named = c10d.PrefixStore("minisgl", store)
             self.group = self._nccl(named, timeout) if self._device.type == "cuda" else self._gloo(named, timeout)
             self.barrier()

@@ -126,6 +126,11 @@ class EngineConfig:
         self._at_least("shadow.every", self.shadow_every, 1)
 
     @property
+    def init_method(self) -> str:
+        """Where the ranks of this engine meet."""
+        return f"tcp://127.0.0.1:{self.distributed_port}"
+
+    @property
     def shadow_every(self) -> int:
         """Every so many eager steps are compared."""
         every = self.shadow.get("every", 1)

@@ -140,8 +140,7 @@ class Setups:
 
     def comm(self) -> CommSetup:
         rank, size = self._config.tp_info
-        address = f"tcp://127.0.0.1:{self._config.distributed_port}"
-        return CommSetup(self._device, rank, size, address, self._config.distributed_timeout_s)
+        return CommSetup(self._device, rank, size, self._config.init_method, self._config.distributed_timeout_s)
 
     def kv(self) -> KVSetup:
         page = self._plan.page_size

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from minisgl_core.builtin.comm import report_loss
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import EngineConfig
 from minisgl_core.env import ENV
@@ -31,6 +32,7 @@ LAST_WORDS_S = 5.0
 """How long a rank whose failure broke a collective may take to say why."""
 GRACE_S = 10.0
 """How long a rank may take to end by itself."""
+_WATCH_S = 0.2
 NO_MESSAGES = pickle.dumps(())
 
 
@@ -89,6 +91,25 @@ class Ranks:
             payload = pickle.dumps(tuple(messages)) if messages else NO_MESSAGES
             for peer in self._peers:
                 self._send(peer, payload)
+
+    def while_joining(self, call: Callable[[], T], init_method: str) -> T:
+        """Like :meth:`guard`, for a ``call`` that waits for all ranks at ``init_method``: it breaks off if one dies."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while self._peers and not done.wait(_WATCH_S):
+                for peer in self._peers:
+                    if peer.process.poll() is not None:
+                        report_loss(init_method, peer.rank)
+                        return
+
+        watcher = threading.Thread(target=watch, name="minisgl-watch-ranks", daemon=True)
+        watcher.start()
+        try:
+            return self.guard(call)
+        finally:
+            done.set()
+            watcher.join()
 
     def guard(self, call: Callable[[], T]) -> T:
         """``call()``; where it breaks because another rank failed, :class:`EngineError` with that rank's own words."""

@@ -40,7 +40,7 @@ class Runner:
             self._ranks.wait_imported()
             if tp_size > 1:
                 torch.set_num_threads(threads_per_rank(tp_size))
-            self.engine = self._ranks.guard(lambda: Engine(config))
+            self.engine = self._ranks.while_joining(lambda: Engine(config), config.init_method)
             self.scheduler = Scheduler(self.engine, self.engine.ctx.kv.match_len, eos_token_ids)
             self._ranks.wait_ready()
         except BaseException:

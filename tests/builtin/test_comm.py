@@ -6,11 +6,12 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 
-from minisgl_core.builtin.comm import TorchDistCommunicator
+from minisgl_core.builtin.comm import TorchDistCommunicator, report_loss
 from minisgl_core.errors import EngineError
 from minisgl_core.plugin_api import CommSetup
 
@@ -68,3 +69,18 @@ def test_one_rank_needs_no_connection():
 def test_a_rank_that_nobody_answers_says_where_it_tried():
     with pytest.raises(EngineError, match=r"rank 1 of 2 could not reach the others at tcp://127.0.0.1:\d+"):
         TorchDistCommunicator(CommSetup(torch.device("cpu"), 1, 2, f"tcp://127.0.0.1:{free_port()}", 1.0))
+
+
+def test_a_rank_that_never_comes_is_named():
+    setup = CommSetup(torch.device("cpu"), 0, 3, f"tcp://127.0.0.1:{free_port()}", 0.1)
+    with pytest.raises(EngineError, match=r"after 0.1 s these are missing: 1, 2; check that every rank"):
+        TorchDistCommunicator(setup)
+
+
+def test_a_lost_rank_ends_the_waiting():
+    setup = CommSetup(torch.device("cpu"), 0, 3, f"tcp://127.0.0.1:{free_port()}", 1000.0)
+    reporter = threading.Thread(target=report_loss, args=(setup.init_method, 2))
+    reporter.start()
+    with pytest.raises(EngineError, match="rank 2 is lost"):
+        TorchDistCommunicator(setup)
+    reporter.join()

@@ -116,6 +116,26 @@ def test_case_59_a_rank_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert is_gone(peer.process.pid, 0.1)
 
 
+DIES_BEFORE_IT_JOINS = """
+import os
+from minisgl_core.engine import Engine
+
+Engine.__init__ = lambda *_: os.kill(os.getpid(), 9)
+"""
+
+
+def test_case_59_a_rank_that_dies_before_it_joins_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DIES_BEFORE_IT_JOINS)  # read by the other rank's interpreter
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {**SETTINGS, "distributed_timeout_s": 1000.0}
+    begin = time.monotonic()
+    with pytest.raises(EngineError, match="rank 1 died without a word, exit code -9"):
+        LLM(ensure_checkpoint("q3-text"), **settings)
+    assert time.monotonic() - begin < 100, "of these the imports of the other rank may take a few"
+
+
 SABOTAGE = """
 from minisgl_core.engine import Engine
 
