@@ -16,7 +16,7 @@ from .options import settings_options
 from .output import json_option, print_json
 from .prompts import Prompt, read_prompts
 from .sampling import sampling_options, sampling_params
-from .start import find_model, need_tokenizer, shows_progress, start_llm
+from .start import find_model, need_tokenizer, refuse_early, shows_progress, start_llm
 
 if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
@@ -60,7 +60,8 @@ def command(
     params = sampling_params(sampling)
     prompts = read_prompts(texts, id_lists, files)
     path = find_model(settings)
-    messages = _checked(prompts, path, system, chat)
+    messages = _messages(prompts, path, system, chat)
+    refuse_early(messages, params, settings, path)
     with start_llm(settings, path, requests=len(prompts)) as llm:
         if as_json:
             _print_json(llm.generate(messages, params, progress=shows_progress()), llm)
@@ -70,7 +71,7 @@ def command(
             _print_all(llm, messages, params, prompts)
 
 
-def _checked(prompts: list[Prompt], path: Path, system: str | None, chat: bool) -> list[Prompt]:
+def _messages(prompts: list[Prompt], path: Path, system: str | None, chat: bool) -> list[Prompt]:
     """The prompts as the model gets them. Refuses those that this model's tokenizer cannot serve."""
     if not isinstance(prompts[0], str):
         if chat:

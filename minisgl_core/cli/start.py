@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 import click
 
@@ -12,12 +12,17 @@ from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from minisgl_core.core import SamplingParams
     from minisgl_core.llm import LLM
     from minisgl_core.registry import Plan
     from minisgl_core.settings.schema import Settings
     from minisgl_core.tokenizer import Tokenizer
 
-__all__ = ["find_model", "need_tokenizer", "plan_line", "shows_progress", "start_llm"]
+    from .prompts import Prompt
+
+__all__ = ["find_model", "need_tokenizer", "plan_line", "refuse_early", "shows_progress", "start_llm"]
 
 _ROLES_SHOWN: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear")
 """The others follow from device and model."""
@@ -55,6 +60,18 @@ def need_tokenizer(path: Path, *, chat: bool) -> Tokenizer:
     return tokenizer
 
 
+def refuse_early(prompts: Sequence[Prompt], params: SamplingParams, settings: Settings, path: Path) -> None:
+    """Raise :class:`AdmissionError` for a prompt that this model can never serve, before its weights are read."""
+    from minisgl_core.llm import prepare_prompts
+    from minisgl_core.modelconfig import read_model_config
+    from minisgl_core.scheduler import Limits
+    from minisgl_core.tokenizer import load_tokenizer
+
+    model = read_model_config(path)
+    context = settings.engine.max_seq_len_override or model.max_position_embeddings
+    prepare_prompts(prompts, params, load_tokenizer(path), Limits(context, None, model.vocab_size))
+
+
 def start_llm(settings: Settings, path: Path, *, requests: int) -> LLM:
     """The model with these settings, for at most so many requests at a time: a KV pool for more would only cost time
     and memory. Its plan is told on standard error.
@@ -81,7 +98,8 @@ def start_llm(settings: Settings, path: Path, *, requests: int) -> LLM:
 
 def shows_progress() -> bool:
     """Bars are for people: a log would keep every state of them."""
-    return sys.stderr.isatty()
+    stderr: TextIO | None = sys.stderr  # None if it was closed, whatever the annotations say
+    return stderr is not None and stderr.isatty()
 
 
 def plan_line(plan: Plan) -> str:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from minisgl_core.core import SamplingParams
+from minisgl_core.demo_model import resolve_model_path
 from minisgl_core.engine import EngineConfig
 from minisgl_core.engine.planning import DTYPES
-from minisgl_core.errors import AdmissionError, ConfigError, UsageError, nearest
+from minisgl_core.errors import ConfigError, UsageError, nearest
 from minisgl_core.scheduler import Abort, ClearCache, Finish, NewReq
 from minisgl_core.tokenizer import load_tokenizer
 
 from .interrupts import deferred_interrupts
 from .output import Chunk, Output
+from .prompts import PreparedPrompt, Prompt, prepare_prompts
 from .runner import Runner
 
 if TYPE_CHECKING:
@@ -30,10 +31,7 @@ if TYPE_CHECKING:
     from minisgl_core.registry import Plan
     from minisgl_core.scheduler import Scheduler
 
-__all__ = ["LLM", "Prompt"]
-
-Prompt = str | Sequence[int]
-"""A text, or the token ids of one."""
+__all__ = ["LLM"]
 
 _OWN_FIELDS = frozenset({"model_path", "tp_info", "dtype"})
 """Of EngineConfig, those that LLM sets by itself."""
@@ -43,7 +41,8 @@ class LLM:
     """A model, ready to answer. Use it as a context manager, or call :meth:`shutdown`; the garbage collector and the
     end of the program do it too.
 
-    ``path``: a folder or .gguf file. ``dtype``: such as ``torch.float32`` or ``"bfloat16"``; None = the checkpoint's.
+    ``path``: a folder, a .gguf file, ``"demo"``, or a name on a model hub such as ``"Qwen/Qwen3-0.6B"``, which is then
+    downloaded. ``dtype``: such as ``torch.float32`` or ``"bfloat16"``; None = the checkpoint's.
     ``tp_size``: tensor-parallel ranks; the others are started as processes of their own. ``backends``: role to backend
     name, ordered list of names, or ``{"prefill": ..., "decode": ...}`` for attention. ``settings``: any other field of
     :class:`~minisgl_core.engine.EngineConfig`, such as ``cuda_graph_max_bs``, ``max_running_req``,
@@ -74,7 +73,9 @@ class LLM:
                 f"`tp_size` is {tp_size!r}", field="tp_size", value=tp_size, remedy="give an integer of at least 1"
             )
         config = EngineConfig(model_path=str(path), dtype=_dtype(dtype), backends=dict(backends or {}), **settings)
-        self.tokenizer = load_tokenizer(path)
+        found = resolve_model_path(path, progress=config.progress)
+        config = replace(config, model_path=str(found))
+        self.tokenizer = load_tokenizer(found)
         self._runner = Runner(config, tp_size, frozenset(self.tokenizer.eos_token_ids if self.tokenizer else ()))
         self._close = weakref.finalize(self, self._runner.close)
         self._uids = count()
@@ -168,51 +169,10 @@ class LLM:
 
     def _prepare(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[tuple[np.ndarray, SamplingParams]]:
-        """Token ids and parameters of each prompt; raises for the first that cannot be served."""
-        listed = _as_list(prompts)
-        each = _params_of_each(params, len(listed))
-        prepared = []
-        for index, (prompt, own) in enumerate(zip(listed, each, strict=True)):
-            try:
-                input_ids = self._token_ids(prompt)
-                self.scheduler.limits.check_prompt(input_ids)
-                if own.stop and self.tokenizer is None:
-                    raise AdmissionError(
-                        "`stop` strings need a tokenizer, and the model has none",
-                        field="stop",
-                        value=own.stop,
-                        remedy="use `stop_token_ids`",
-                    )
-            except AdmissionError as error:
-                raise AdmissionError(
-                    f"prompt {index}: {error.message}", field=error.field, value=error.value, remedy=error.remedy
-                ) from None
-            prepared.append((input_ids, own))
-        return prepared
+    ) -> list[PreparedPrompt]:
+        return prepare_prompts(prompts, params, self.tokenizer, self.scheduler.limits)
 
-    def _token_ids(self, prompt: Prompt) -> np.ndarray:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise AdmissionError(
-                    "a text cannot be encoded: the model has no tokenizer files",
-                    field="prompt",
-                    value=prompt[:40],
-                    remedy="give token ids",
-                )
-            return np.array(self.tokenizer.encode(prompt), dtype=np.int32)
-        if not _is_listing(prompt):
-            raise AdmissionError(
-                f"the prompt is {prompt!r:.60}", field="prompt", value=prompt, remedy="give a text or token ids"
-            )
-        wrong = [token for token in prompt if not _is_token(token)]
-        if wrong:
-            raise AdmissionError(
-                f"the prompt holds {wrong[0]!r}", field="prompt", value=wrong[0], remedy="give a text or token ids"
-            )
-        return np.array(prompt, dtype=np.int32)
-
-    def _submit(self, prepared: Iterable[tuple[np.ndarray, SamplingParams]]) -> list[Output]:
+    def _submit(self, prepared: Iterable[PreparedPrompt]) -> list[Output]:
         if not self._close.alive:
             raise UsageError("this LLM has been shut down", remedy="make a new one")
         outputs = []
@@ -279,46 +239,3 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
             f"`dtype` is {dtype!r}", field="dtype", value=dtype, remedy=f"use auto, {', '.join(sorted(DTYPES))}"
         )
     return DTYPES[dtype]
-
-
-def _is_token(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**31
-
-
-def _is_listing(value: object) -> bool:
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A text, or a non-empty list of token ids, is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not _is_listing(prompts):
-        raise AdmissionError(
-            f"the prompts are {prompts!r:.60}",
-            field="prompts",
-            value=prompts,
-            remedy="give a text, a list of token ids, or a list of these",
-        )
-    listed: list[Any] = list(prompts)
-    return [listed] if listed and all(map(_is_token, listed)) else listed
-
-
-def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not _is_listing(params) or not all(isinstance(cast("object", one), SamplingParams) for one in params):
-        raise AdmissionError(
-            f"the sampling parameters are {params!r:.80}",
-            field="params",
-            value=params,
-            remedy="give a SamplingParams, or a list with one for each prompt",
-        )
-    if len(params) != count:
-        raise UsageError(
-            f"{len(params)} sampling parameters for {count} prompts",
-            field="params",
-            value=len(params),
-            remedy="give one for all prompts, or one for each",
-        )
-    return list(params)

@@ -19,14 +19,14 @@ class Limits(NamedTuple):
 
     max_seq_len: int
     """Longest prompt plus output that the context allows."""
-    pool_tokens: int
-    """Slots of the KV pool."""
+    pool_tokens: int | None
+    """Slots of the KV pool; None before it is sized."""
     vocab_size: int
 
     @property
     def max_total_len(self) -> int:
         """Longest prompt plus output of a request that has the pool to itself."""
-        return min(self.max_seq_len, self.pool_tokens)
+        return self.max_seq_len if self.pool_tokens is None else min(self.max_seq_len, self.pool_tokens)
 
     def check_prompt(self, input_ids: np.ndarray) -> None:
         """Raise :class:`AdmissionError` for a prompt that can never be served; nothing is ever truncated."""
@@ -34,9 +34,10 @@ class Limits(NamedTuple):
         if length == 0:
             raise AdmissionError("the prompt is empty", field="prompt", value=0, remedy="give at least one token")
         if length >= self.max_total_len:
+            pool = "" if self.pool_tokens is None else f" and the KV pool holds {self.pool_tokens}"
             raise AdmissionError(
-                f"a prompt of {length} tokens leaves no room for an answer: the context is {self.max_seq_len} tokens "
-                f"and the KV pool holds {self.pool_tokens}",
+                f"a prompt of {length} tokens leaves no room for an answer: the context is {self.max_seq_len} tokens"
+                + pool,
                 field="prompt",
                 value=length,
                 remedy=f"shorten it to at most {self.max_total_len - 1} tokens",

@@ -10,7 +10,7 @@ import pytest
 
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.core import SamplingParams
-from minisgl_core.errors import AdmissionError, ConfigError, EngineError, UsageError
+from minisgl_core.errors import AdmissionError, CheckpointError, ConfigError, EngineError, UsageError
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig.geometries import geometry
 
@@ -44,6 +44,12 @@ def test_settings_of_the_wrong_kind_are_named(folder: Path, given: dict[str, Any
 def test_a_path_must_be_one() -> None:
     with pytest.raises(ConfigError, match="`path` is None"):
         LLM(None)  # type: ignore[arg-type]
+
+
+def test_a_name_is_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="'some/model' is no local path and cannot be fetched"):
+        LLM("some/model", progress=False)
 
 
 @pytest.mark.parametrize("setting", ["num_page_override", "max_seq_len_override"])
