@@ -64,6 +64,20 @@ def test_flash_attention_3_unpaged_by_hand() -> None:
     _close(flash_attn_interface.flash_attn_varlen_func(QUERY, k, v, *cut, softmax_scale=SCALE, causal=True), ALL)
 
 
+def test_the_operator_of_flash_attention_3_by_hand() -> None:
+    k, v = _cache()
+    fwd = flash_attn_interface.flash_attn_3_gpu.fwd.default
+    out, lse, *partial = fwd(QUERY[None], k, v, seqused_k=ints(3), page_table=ints(2, 0)[None], softmax_scale=SCALE)
+    _close(out, ALL)
+    torch.testing.assert_close(lse, torch.tensor([[[math.log(7.0)]]]))
+    assert [part.numel() for part in partial] == [0, 0]
+    rows = {"cu_seqlens_q": ints(0, 1), "cu_seqlens_k": ints(0, 3), "max_seqlen_q": 1, "max_seqlen_k": 3}
+    unpaged = [x.flatten(0, 1)[[4, 5, 0]] for x in (k, v)]
+    out, lse, *_ = fwd(QUERY, *unpaged, **rows, softmax_scale=SCALE, is_causal=True, window_size_left=1)
+    _close(out, LAST_TWO)
+    torch.testing.assert_close(lse, torch.tensor([[math.log(4.0)]]))
+
+
 def test_flash_attention_2_by_hand() -> None:
     k, v = _cache(256)
     table = {"block_table": ints(2)[None], "softmax_scale": SCALE, "causal": True}
@@ -238,6 +252,8 @@ def test_a_run_must_be_like_its_plan() -> None:
 def test_what_a_fake_does_not_compute_it_says() -> None:
     with pytest.raises(NotImplementedError, match="softcap"):
         _fa3(softcap=1.0)
+    with pytest.raises(NotImplementedError, match="out"):
+        flash_attn_interface.flash_attn_3_gpu.fwd(QUERY, K, V, out=torch.zeros(1, 1, 8))
     with pytest.raises(NotImplementedError, match="sinks"):
         _decode().run(QUERY, (K, V), sinks=torch.zeros(1))
 

@@ -45,6 +45,15 @@ def test_signatures_of_flash_attention_3(rig: Rig, name: str) -> None:
     assert _parameters(getattr(flash_attn_interface, name)) == _parameters(real)
 
 
+def test_the_operator_of_flash_attention_3(rig: Rig) -> None:
+    """A newer library may have more arguments after those that the fake knows."""
+    real, fake = (
+        [(a.name, str(a.type), a.default_value) for a in library.flash_attn_3_gpu.fwd.default._schema.arguments]
+        for library in (import_module("flash_attn_interface"), flash_attn_interface)
+    )
+    assert real[: len(fake)] == fake
+
+
 @pytest.mark.parametrize("name", ["__init__", "plan", "_plan_impl", "run", "reset_workspace_buffer"])
 @pytest.mark.parametrize("wrapper", ["BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"])
 def test_signatures_of_flashinfer(rig: Rig, wrapper: str, name: str) -> None:

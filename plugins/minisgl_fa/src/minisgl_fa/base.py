@@ -1,4 +1,4 @@
-"""What the three FlashAttention generations share: everything but the calls.
+"""What the three FlashAttention generations share: everything but :meth:`forward`.
 
 They run from device tensors alone: no host plan, so a captured step needs nothing but its replay. Shapes: T tokens,
 B rows, H query heads, K kv heads, D head_dim, P pages, S page_size.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from .options import FlashAttentionOptions
 
 if TYPE_CHECKING:
+    import torch
+
     from minisgl_core.plugin_api import AttentionSetup, BatchLike, BatchView, KVPool, LayerFacts
 
 __all__ = ["FlashAttention"]
@@ -36,25 +36,6 @@ class FlashAttention:
 
     def update_metadata(self, batch: BatchLike) -> None:
         """Nothing to derive, unless a generation needs it."""
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
-    ) -> torch.Tensor:
-        """q (T, H, D) -> new (T, H, D), reading keys and values from the pool."""
-        run = self._decode if batch.phase == "decode" else self._prefill
-        return run(q, *self._caches[layer_id], self._layers[layer_id], batch)
-
-    def _prefill(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, facts: LayerFacts, batch: BatchLike
-    ) -> torch.Tensor:
-        """The last ``q_len`` tokens of each row, causally: q (T, H, D) -> new (T, H, D)."""
-        raise NotImplementedError
-
-    def _decode(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, facts: LayerFacts, batch: BatchLike
-    ) -> torch.Tensor:
-        """One token per row: q (B, H, D) -> new (B, H, D)."""
-        raise NotImplementedError
 
     def _window(self, facts: LayerFacts) -> int | None:
         """Keys to the left of a query's own that it sees; None = all of them."""

@@ -33,6 +33,13 @@ class FlashAttention2(FlashAttention):
             sums = batch.view.kv_lens_device.cumsum(0, dtype=torch.int32)
             batch.scratch[_CU_KV] = functional.pad(sums, (1, 0))
 
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
+    ) -> torch.Tensor:
+        """q (T, H, D) -> new (T, H, D), reading keys and values from the pool."""
+        run = self._decode if batch.phase == "decode" else self._prefill
+        return run(q, *self._caches[layer_id], self._layers[layer_id], batch)
+
     def _prefill(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, facts: LayerFacts, batch: BatchLike
     ) -> torch.Tensor:

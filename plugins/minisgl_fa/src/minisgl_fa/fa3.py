@@ -2,12 +2,17 @@
 
 The kernels zero-fill what they load beyond a row's end, with one exception: prefill over pages that are a multiple of
 its key block goes through TMA, which brings in whole pages. Their unused tail is multiplied by zero and must be finite.
+
+Layers call the library's operator, not its public functions: these pass through two more layers of Python, made for
+training, which cost the host more than all else that a layer does (measured on an H200: 190 us a call).
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from minisgl_core.plugin_api import CannotRun, Reason
 
 from .base import FlashAttention
 
@@ -18,20 +23,29 @@ if TYPE_CHECKING:
 
     from .options import FlashAttentionOptions
 
-__all__ = ["FlashAttention3"]
+__all__ = ["FlashAttention3", "Operator"]
 
-_SCHEDULES = "attention:fa/schedules"
 _UNPAGED = "attention:fa/unpaged"
+_CALLS = "attention:fa/calls"
 _UNBOUNDED = (-1, -1)
+_NAMESPACES: Final = ("flash_attn_3_gpu", "flash_attn_3_cuda")
+"""What the library calls its operators, newest name first."""
+_GIVEN: Final = (
+    *("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "max_seqlen_q", "max_seqlen_k", "page_table", "softmax_scale"),
+    *("is_causal", "window_size_left", "window_size_right", "scheduler_metadata", "num_splits", "pack_gqa"),
+)
+"""The operator's arguments that a call names."""
 
 
 class FlashAttention3(FlashAttention):
-    """``flash_attn_interface``: ``flash_attn_with_kvcache``, and ``flash_attn_varlen_func`` where all keys are new."""
+    """``flash_attn_interface``: paged rows, or rows as they come where all keys of a pass are new."""
 
     def __init__(self, setup: AttentionSetup, options: FlashAttentionOptions | None = None) -> None:
         super().__init__(setup, options)
         self._library: Any = import_module("flash_attn_interface")
-        self._windows = {self._window_size(facts) for facts in setup.layers}
+        self._operator = Operator(self._library)
+        self._attend = self._operator.run
+        self._kinds = tuple(dict.fromkeys(setup.layers))
 
     def prepare_metadata(self, batch: BatchLike) -> None:
         """Has no row of a prefill pass anything in the pool? Then its keys need not be fetched from there."""
@@ -40,9 +54,59 @@ class FlashAttention3(FlashAttention):
         batch.scratch[_UNPAGED] = fresh and self._options.unpaged_prefill
 
     def update_metadata(self, batch: BatchLike) -> None:
-        """One tile schedule per distinct window; the layers of the step share it."""
-        if self._options.schedule_once and not batch.scratch.get(_UNPAGED):
-            batch.scratch[_SCHEDULES] = {window: self._schedule(batch, window) for window in self._windows}
+        """What each layer's call is told beside q, k and v. Layers with the same facts share it, those of one window
+        share a tile schedule.
+        """
+        unpaged = batch.scratch.get(_UNPAGED, False)
+        schedules: dict[tuple[int, int], torch.Tensor] = {}
+        calls = {}
+        for facts in self._kinds:
+            window = self._window_size(facts)
+            if self._options.schedule_once and not unpaged and window not in schedules:
+                schedules[window] = self._schedule(batch, window)
+            rows = self._unpaged_rows(batch) if unpaged else self._paged_rows(batch, schedules.get(window))
+            calls[facts] = self._operator.after_qkv(
+                softmax_scale=facts.scale,
+                window_size_left=window[0],
+                window_size_right=window[1],
+                pack_gqa=self._options.pack_gqa,
+                **rows,
+            )
+        batch.scratch[_CALLS] = [calls[facts] for facts in self._layers]
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
+    ) -> torch.Tensor:
+        """q (T, H, D) -> new (T, H, D); keys and values come from the pool unless the pass has all of them."""
+        scratch = batch.scratch
+        if not scratch.get(_UNPAGED):
+            k, v = self._caches[layer_id]
+        if batch.phase == "decode":
+            q = q.unsqueeze(1)
+        out: torch.Tensor = self._attend(q, k, v, *scratch[_CALLS][layer_id])[0]
+        return out.squeeze(1) if batch.phase == "decode" else out
+
+    def _unpaged_rows(self, batch: BatchLike) -> dict[str, Any]:
+        view = batch.view
+        return {
+            "cu_seqlens_q": view.cu_q_device,
+            "cu_seqlens_k": view.cu_q_device,
+            "max_seqlen_q": view.max_q,
+            "max_seqlen_k": view.max_q,
+            "is_causal": True,
+            "num_splits": self._num_splits(decode=False),
+        }
+
+    def _paged_rows(self, batch: BatchLike, schedule: torch.Tensor | None) -> dict[str, Any]:
+        view, decode = batch.view, batch.phase == "decode"
+        rows = {
+            "seqused_k": view.kv_lens_device,
+            "page_table": view.page_ids_device,
+            "is_causal": not decode,  # the one query of a decode row sees every key
+            "scheduler_metadata": schedule,
+            "num_splits": self._num_splits(decode),
+        }
+        return rows if decode else {**rows, "cu_seqlens_q": view.cu_q_device, "max_seqlen_q": view.max_q}
 
     def _schedule(self, batch: BatchLike, window: tuple[int, int]) -> torch.Tensor:
         # Every argument must be what the call itself will be told or find out, or the schedule is for another kernel.
@@ -66,69 +130,45 @@ class FlashAttention3(FlashAttention):
         )
         return schedule
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
-    ) -> torch.Tensor:
-        """q (T, H, D) -> new (T, H, D); keys and values come from the pool unless the pass has all of them."""
-        if not batch.scratch.get(_UNPAGED):
-            return super().forward(q, k, v, layer_id, batch)
-        facts, view = self._layers[layer_id], batch.view
-        out: torch.Tensor = self._library.flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            view.cu_q_device,
-            view.cu_q_device,
-            view.max_q,
-            view.max_q,
-            softmax_scale=facts.scale,
-            causal=True,
-            window_size=self._window_size(facts),
-            num_splits=self._options.prefill_num_splits,
-            pack_gqa=self._options.pack_gqa,
-        )
-        return out
-
-    def _prefill(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, facts: LayerFacts, batch: BatchLike
-    ) -> torch.Tensor:
-        view = batch.view
-        return self._call(q, k_cache, v_cache, facts, batch, cu_seqlens_q=view.cu_q_device, max_seqlen_q=view.max_q)
-
-    def _decode(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, facts: LayerFacts, batch: BatchLike
-    ) -> torch.Tensor:
-        return self._call(q[:, None], k_cache, v_cache, facts, batch)[:, 0]
-
-    def _call(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        facts: LayerFacts,
-        batch: BatchLike,
-        **queries: Any,
-    ) -> torch.Tensor:
-        decode, window = batch.phase == "decode", self._window_size(facts)
-        out: torch.Tensor = self._library.flash_attn_with_kvcache(
-            q,
-            k_cache,
-            v_cache,
-            cache_seqlens=batch.view.kv_lens_device,
-            page_table=batch.view.page_ids_device,
-            softmax_scale=facts.scale,
-            causal=not decode,  # the one query of a decode row sees every key
-            window_size=window,
-            scheduler_metadata=batch.scratch[_SCHEDULES][window] if self._options.schedule_once else None,
-            num_splits=self._num_splits(decode),
-            pack_gqa=self._options.pack_gqa,
-            **queries,
-        )
-        return out
-
     def _num_splits(self, decode: bool) -> int:
         return self._options.decode_num_splits if decode else self._options.prefill_num_splits
 
     def _window_size(self, facts: LayerFacts) -> tuple[int, int]:
         left = self._window(facts)
         return _UNBOUNDED if left is None else (left, 0)
+
+
+class Operator:
+    """The library's forward operator. Raises :class:`CannotRun` for a library that has none of this kind."""
+
+    def __init__(self, library: Any) -> None:
+        space = next((found for name in _NAMESPACES if (found := getattr(library, name, None)) is not None), None)
+        self.run: Any = getattr(getattr(space, "fwd", None), "default", None)
+        if self.run is None:
+            raise _refusal("none")
+        arguments = self.run._schema.arguments[3:]
+        self._place = {argument.name: place for place, argument in enumerate(arguments)}
+        self._defaults = [a.default_value if a.has_default_value() else None for a in arguments]
+        if missing := [name for name in _GIVEN if name not in self._place]:
+            raise _refusal(f"one without {', '.join(missing)}")
+
+    def after_qkv(self, **given: Any) -> tuple[Any, ...]:
+        """What follows q, k and v in a call: operators are called by position, which is the cheapest way, and versions
+        differ in how many arguments they have. The last one given is the last one passed.
+        """
+        rest = list(self._defaults)
+        for name, value in given.items():
+            rest[self._place[name]] = value
+        return tuple(rest[: 1 + max(self._place[name] for name in given)])
+
+
+def _refusal(found: str) -> CannotRun:
+    return CannotRun(
+        Reason(
+            code="requires",
+            field="flash_attn_interface",
+            wanted="the operator flash_attn_3.fwd",
+            supported=found,
+            fix="install a newer FlashAttention 3: one that registers its operators with torch",
+        )
+    )

@@ -10,7 +10,7 @@ from .base import FlashAttention
 if TYPE_CHECKING:
     import torch
 
-    from minisgl_core.plugin_api import AttentionSetup, BatchLike, LayerFacts
+    from minisgl_core.plugin_api import AttentionSetup, BatchLike
 
     from .options import FlashAttentionOptions
 
@@ -24,9 +24,11 @@ class FlashAttention4(FlashAttention):
         super().__init__(setup, options)
         self._attend: Any = import_module("flash_attn.cute").flash_attn_varlen_func
 
-    def _prefill(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, facts: LayerFacts, batch: BatchLike
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
     ) -> torch.Tensor:
+        """q (T, H, D) -> new (T, H, D), reading keys and values from the pool."""
+        facts, (k_cache, v_cache) = self._layers[layer_id], self._caches[layer_id]
         view, left = batch.view, self._window(facts)
         decode = batch.phase == "decode"
         out, _ = self._attend(
@@ -47,5 +49,3 @@ class FlashAttention4(FlashAttention):
         )
         result: torch.Tensor = out
         return result
-
-    _decode = _prefill

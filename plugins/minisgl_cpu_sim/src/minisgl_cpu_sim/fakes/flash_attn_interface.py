@@ -1,4 +1,4 @@
-"""A fake ``flash_attn_interface`` (FlashAttention 3): the paged part of ``flash_attn_with_kvcache`` and its schedule.
+"""A fake ``flash_attn_interface`` (FlashAttention 3): paged and unpaged rows, the schedule, and their operator.
 
 A schedule holds the arguments and lengths that it was made for; a call with others is refused, where the real kernel
 would run on another kernel's tiles. Softcap is refused, as builds usually leave it out. float32 is accepted on top of
@@ -16,32 +16,28 @@ from minisgl_core.plugin_api import KernelLibrary
 from .attend import attend, paged_attention
 from .checks import int32, refuse_unless_default, require, same_device
 
-__all__ = ["flash_attn_varlen_func", "flash_attn_with_kvcache", "get_scheduler_metadata"]
+__all__ = ["flash_attn_3_gpu", "flash_attn_varlen_func", "flash_attn_with_kvcache", "get_scheduler_metadata"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_library = KernelLibrary("minisgl_fakes")
+_library = KernelLibrary("minisgl_fake_flash_attn_3")
 
 
 def _schedule(cache_seqlens: torch.Tensor, facts: list[int]) -> torch.Tensor:
     return torch.cat((torch.tensor(facts, dtype=torch.int32), cache_seqlens))
 
 
-_make_schedule = _library.register("flash_attn_schedule(Tensor cache_seqlens, int[] facts) -> Tensor", _schedule)
+_make_schedule = _library.register("make_schedule(Tensor cache_seqlens, int[] facts) -> Tensor", _schedule)
 
 
-def _check_schedule(schedule: torch.Tensor, cache_seqlens: torch.Tensor, facts: list[int]) -> torch.Tensor:
+def _check_schedule(schedule: torch.Tensor, cache_seqlens: torch.Tensor, facts: list[int]) -> None:
     require(
         schedule[: len(facts)].tolist() == facts,
         f"scheduler_metadata was made for {schedule[: len(facts)].tolist()}, the call is {facts} ({', '.join(_FACTS)})",
     )
     lens = schedule[len(facts) :].tolist()
     require(lens == cache_seqlens.tolist(), f"scheduler_metadata was made for lengths {lens}, not {cache_seqlens}")
-    return schedule.clone()
 
 
-_compare_schedule = _library.register(
-    "flash_attn_check_schedule(Tensor schedule, Tensor cache_seqlens, int[] facts) -> Tensor", _check_schedule
-)
 _FACTS = (
     *("batch", "max_seqlen_q", "max_seqlen_k", "q heads", "kv heads", "head_dim", "page_size"),
     *("varlen", "causal", "left", "right", "num_splits", "pack_gqa"),
@@ -93,6 +89,133 @@ def _kernel(causal: bool, window_size: tuple[int, int], num_splits: int, pack_gq
     return [int(causal), *window_size, num_splits, -1 if pack_gqa is None else int(pack_gqa)]
 
 
+_FORWARD = (
+    "fwd(Tensor q, Tensor k, Tensor v, Tensor(k_new!)? k_new = None, Tensor(v_new!)? v_new = None, Tensor? q_v = None, "
+    "Tensor(out!)? out = None, Tensor? cu_seqlens_q = None, Tensor? cu_seqlens_k = None, "
+    "Tensor? cu_seqlens_k_new = None, Tensor? seqused_q = None, Tensor? seqused_k = None, int? max_seqlen_q = None, "
+    "int? max_seqlen_k = None, Tensor? page_table = None, Tensor? kv_batch_idx = None, Tensor? leftpad_k = None, "
+    "Tensor? rotary_cos = None, Tensor? rotary_sin = None, Tensor? seqlens_rotary = None, Tensor? q_descale = None, "
+    "Tensor? k_descale = None, Tensor? v_descale = None, float? softmax_scale = None, bool is_causal = False, "
+    "int window_size_left = -1, int window_size_right = -1, int attention_chunk = 0, float softcap = 0.0, "
+    "bool is_rotary_interleaved = False, Tensor? scheduler_metadata = None, int num_splits = 0, bool? pack_gqa = None, "
+    "int sm_margin = 0, Tensor? sinks = None) -> (Tensor(out!), Tensor, Tensor, Tensor)"
+)
+
+
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_new: torch.Tensor | None = None,
+    v_new: torch.Tensor | None = None,
+    q_v: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    page_table: torch.Tensor | None = None,
+    kv_batch_idx: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    seqlens_rotary: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    is_causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    is_rotary_interleaved: bool = False,
+    scheduler_metadata: torch.Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    sinks: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q (T, H, D) with ``cu_seqlens_q``, else (B, M, H, D); k and v the (P, S, K, D) caches with ``page_table``, else
+    (N, K, D) with ``cu_seqlens_k`` -> new tensor of q's shape, logsumexp (H, T) or (B, H, M), and no partial results.
+    """
+    refuse_unless_default("flash_attn_3.fwd", dict.fromkeys(_UNUSED_TENSORS) | _UNUSED_NUMBERS, locals())
+    varlen = cu_seqlens_q is not None
+    require(q.dim() == (3 if varlen else 4), f"q has shape {tuple(q.shape)}; 3 dimensions with cu_seqlens_q, else 4")
+    require(not varlen or max_seqlen_q is not None, "cu_seqlens_q needs max_seqlen_q")
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    left, right = window_size_left, 0 if is_causal else window_size_right
+    if page_table is None:
+        require(scheduler_metadata is None, "the fake computes schedules of paged attention only")
+        result, lse = _unpaged(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, left, right)
+        return result, lse, q.new_empty(0), q.new_empty(0)
+    lens, table = check_paged(q, k, v, seqused_k, page_table, page_multiple=1)
+    batch, flat, cu_q, most = lens.shape[0], q, cu_seqlens_q, int(max_seqlen_q or 0)
+    if cu_q is None:
+        require(q.shape[0] == batch, f"q has {q.shape[0]} rows, cache_seqlens {batch}")
+        flat, cu_q, most = q.flatten(0, 1), torch.arange(batch + 1, dtype=torch.int32) * q.shape[1], q.shape[1]
+    int32("cu_seqlens_q", cu_q)
+    require(cu_q.shape[0] == batch + 1, f"cu_seqlens_q has {cu_q.shape[0]} entries for {batch} rows")
+    if scheduler_metadata is not None:
+        shape = [batch, most, table.shape[1] * k.shape[1], *flat.shape[1:2], *k.shape[2:4], k.shape[1], int(varlen)]
+        kernel = _kernel(is_causal, (window_size_left, window_size_right), num_splits, pack_gqa)
+        _check_schedule(scheduler_metadata, lens, [*shape, *kernel])
+    result, lse = paged_attention(flat, k, v, cu_q, lens, table, most, scale, left, right, 0.0)
+    if not varlen:
+        result, lse = result.view(q.shape), lse.view(q.shape[2], batch, -1).transpose(0, 1)
+    return result, lse, q.new_empty(0), q.new_empty(0)
+
+
+_UNUSED_TENSORS = (
+    *("k_new", "v_new", "q_v", "out", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k", "rotary_cos"),
+    *("rotary_sin", "seqlens_rotary", "q_descale", "k_descale", "v_descale", "sinks"),
+)
+_UNUSED_NUMBERS: dict[str, object] = {"attention_chunk": 0, "softcap": 0.0, "sm_margin": 0}
+
+
+def _unpaged(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor | None,
+    cu_k: torch.Tensor | None,
+    max_q: int | None,
+    max_k: int | None,
+    scale: float,
+    left: int,
+    right: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q (T, H, D), k and v (N, K, D), cut by the two prefix sums -> new (T, H, D), logsumexp (H, T)."""
+    require(cu_q is not None and cu_k is not None, "the fake computes rows of prefix sums, or pages")
+    assert cu_q is not None and cu_k is not None
+    for name, x, prefix, most in (("q", q, cu_q, max_q), ("k", k, cu_k, max_k)):
+        int32(f"cu_seqlens_{name}", prefix)
+        lens = prefix.diff().tolist()
+        require(sum(lens) == x.shape[0], f"cu_seqlens_{name} ends at {sum(lens)}, {name} has {x.shape[0]} rows")
+        require(most is not None and max(lens) <= most, f"a row has {max(lens)} tokens, max_seqlen_{name} is {most}")
+    require(q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES, f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}")
+    require(k.shape == v.shape and k.shape[2] == q.shape[2], f"q {q.shape}, k {k.shape}, v {v.shape}")
+    require(q.shape[1] % k.shape[1] == 0, f"{q.shape[1]} query heads on {k.shape[1]} kv heads")
+    require(all(x.stride(-1) == 1 for x in (q, k, v)), "heads must be contiguous")
+    same_device(q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    parts = zip(_cut(q, cu_q), _cut(k, cu_k), _cut(v, cu_k), strict=True)
+    outs, sums = zip(*(attend(*part, scale, left, right, 0.0) for part in parts), strict=True)
+    return torch.cat(outs).to(q.dtype), torch.cat(sums).T.float()
+
+
+def _cut(rows: torch.Tensor, prefix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    parts: tuple[torch.Tensor, ...] = rows.split(prefix.diff().tolist())
+    return parts
+
+
+_run = _library.register(_FORWARD, _forward)
+flash_attn_3_gpu = torch.ops.minisgl_fake_flash_attn_3
+"""What the real module calls the namespace of its operators; all that :func:`fwd` does is one operation."""
+
+
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -129,33 +252,16 @@ def flash_attn_with_kvcache(
     """q (B, M, H, D), or (T, H, D) with ``cu_seqlens_q``; caches (P, S, K, D) -> new tensor of q's shape; with
     ``return_softmax_lse`` also the logsumexp, (B, H, M) or (H, T), and no partial results.
     """
-    tensors = ("k", "v", "qv", "rotary_cos", "rotary_sin", "cache_batch_idx", "cache_leftpad", "cu_seqlens_k_new")
-    unused = dict.fromkeys((*tensors, "rotary_seqlens", "q_descale", "k_descale", "v_descale", "sinks"))
-    refuse_unless_default(
-        "flash_attn_with_kvcache", {**unused, "attention_chunk": 0, "softcap": 0.0, "sm_margin": 0}, locals()
+    unused = {"k": None, "v": None, "cu_seqlens_k_new": None, "rotary_seqlens": None}
+    refuse_unless_default("flash_attn_with_kvcache", unused, locals())
+    require(page_table is not None, "the fake computes paged attention with lengths only")
+    out, lse, *_ = _run(
+        *(q, k_cache, v_cache, None, None, qv, None, cu_seqlens_q, None, None, None, cache_seqlens, max_seqlen_q, None),
+        *(page_table, cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, None, q_descale, k_descale, v_descale),
+        *(softmax_scale, causal, *window_size, attention_chunk, softcap, rotary_interleaved, scheduler_metadata),
+        *(num_splits, pack_gqa, sm_margin, sinks),
     )
-    lens, table = check_paged(q, k_cache, v_cache, cache_seqlens, page_table, page_multiple=1)
-    batch, varlen = lens.shape[0], cu_seqlens_q is not None
-    require(q.dim() == (3 if varlen else 4), f"q has shape {tuple(q.shape)}; 3 dimensions with cu_seqlens_q, else 4")
-    if cu_seqlens_q is not None:
-        require(max_seqlen_q is not None, "cu_seqlens_q needs max_seqlen_q")
-        flat, cu_q, most = q, cu_seqlens_q, int(max_seqlen_q or 0)
-        int32("cu_seqlens_q", cu_q)
-        require(cu_q.shape[0] == batch + 1, f"cu_seqlens_q has {cu_q.shape[0]} entries for {batch} rows")
-    else:
-        require(q.shape[0] == batch, f"q has {q.shape[0]} rows, cache_seqlens {batch}")
-        flat, cu_q, most = q.flatten(0, 1), torch.arange(batch + 1, dtype=torch.int32) * q.shape[1], q.shape[1]
-    if scheduler_metadata is not None:
-        shape = [batch, most, table.shape[1] * k_cache.shape[1], *flat.shape[1:2], *k_cache.shape[2:4]]
-        kernel = _kernel(causal, window_size, num_splits, pack_gqa)
-        _compare_schedule(scheduler_metadata, lens, [*shape, k_cache.shape[1], int(varlen), *kernel])
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    left, right = window_size[0], 0 if causal else window_size[1]
-    out, lse = paged_attention(flat, k_cache, v_cache, cu_q, lens, table, most, scale, left, right, 0.0)
-    out = out.view(q.shape)
-    if not return_softmax_lse:
-        return out
-    return (out, lse if varlen else lse.view(q.shape[2], batch, -1).transpose(0, 1))
+    return (out, lse) if return_softmax_lse else out
 
 
 def check_paged(
@@ -212,25 +318,11 @@ def flash_attn_varlen_func(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Unpaged rows: q (T, H, D), k and v (N, K, D), cut by the two prefix sums -> new (T, H, D)."""
-    unused = dict.fromkeys(("seqused_q", "seqused_k", "qv", "q_descale", "k_descale", "v_descale", "sinks"))
-    others = {"attention_chunk": 0, "softcap": 0.0, "sm_margin": 0, "return_attn_probs": False}
-    refuse_unless_default("flash_attn_varlen_func", {**unused, **others}, locals())
-    for name, x, prefix, most in (("q", q, cu_seqlens_q, max_seqlen_q), ("k", k, cu_seqlens_k, max_seqlen_k)):
-        int32(f"cu_seqlens_{name}", prefix)
-        lens = prefix.diff().tolist()
-        require(sum(lens) == x.shape[0], f"cu_seqlens_{name} ends at {sum(lens)}, {name} has {x.shape[0]} rows")
-        require(max(lens) <= most, f"a row has {max(lens)} tokens, max_seqlen_{name} is {most}")
-    require(q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES, f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}")
-    require(k.shape == v.shape and k.shape[2] == q.shape[2], f"q {q.shape}, k {k.shape}, v {v.shape}")
-    require(q.shape[1] % k.shape[1] == 0, f"{q.shape[1]} query heads on {k.shape[1]} kv heads")
-    require(all(x.stride(-1) == 1 for x in (q, k, v)), "heads must be contiguous")
-    same_device(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    left, right = window_size[0], 0 if causal else window_size[1]
-    parts = zip(_cut(q, cu_seqlens_q), _cut(k, cu_seqlens_k), _cut(v, cu_seqlens_k), strict=True)
-    return torch.cat([attend(*part, scale, left, right, 0.0)[0] for part in parts]).to(q.dtype)
-
-
-def _cut(rows: torch.Tensor, prefix: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    parts: tuple[torch.Tensor, ...] = rows.split(prefix.diff().tolist())
-    return parts
+    unused = {"seqused_k": None, "return_attn_probs": False}
+    refuse_unless_default("flash_attn_varlen_func", unused, locals())
+    out: torch.Tensor = _run(
+        *(q, k, v, None, None, qv, None, cu_seqlens_q, cu_seqlens_k, None, seqused_q, None, max_seqlen_q, max_seqlen_k),
+        *(None, None, None, None, None, None, q_descale, k_descale, v_descale, softmax_scale, causal, *window_size),
+        *(attention_chunk, softcap, True, None, num_splits, pack_gqa, sm_margin, sinks),
+    )[0]
+    return out
