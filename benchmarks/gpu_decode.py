@@ -38,6 +38,7 @@ def case(batch: int, length: int, page: int, options: dict[str, Any]) -> float:
         None, None, 1, 40960, torch.arange(batch + 1, device="cuda", dtype=torch.int32),
         torch.full((batch,), length, device="cuda", dtype=torch.int32), order, page,
     )  # fmt: skip
+    view.page_table_device, view.table_idx_device = view.slot_table()  # as the engine has them at hand
     pool: Any = SimpleNamespace(k_cache=lambda i: caches[i][0], v_cache=lambda i: caches[i][1])
     setup = AttentionSetup(
         torch.device("cuda"), torch.bfloat16, torch.bfloat16, "NHD", page, Q_HEADS, KV_HEADS, DIM,

@@ -102,6 +102,14 @@ class _State:
             raise RuntimeError(f"row {table_idx}: {len(slots)} slots of {slots.dtype} at {start} do not fit")
         self.staged.append((table_idx, start, slots))
 
+    def extend_slots(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, slots: np.ndarray) -> None:
+        if counts.sum() != len(slots):
+            raise RuntimeError(f"{len(slots)} slots for {counts.tolist()} places")
+        first = 0
+        for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+            self.set_slots(row, start, slots[first : first + count])
+            first += count
+
     def flush(self) -> None:
         for table_idx, start, slots in self.staged:
             self.page_table[table_idx, start : start + len(slots)] = slots
@@ -200,8 +208,7 @@ class NullEngine(StubEngine):
 
     def forward_batch(self, batch: Batch, mode: Any) -> Any:
         self.state.staged.clear()
-        for req in batch.reqs:
-            req.complete_one()
+        batch.complete_one()
         return _NullOutput(self._tokens[: batch.size])
 
 

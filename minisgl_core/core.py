@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from .plugin_api.batch import KVPool
 
-__all__ = ["Batch", "Context", "Req", "SamplingParams"]
+__all__ = ["Batch", "Context", "Req", "ReqTable", "SamplingParams"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing logits by them leaves nothing but the maximum."""
@@ -153,19 +153,45 @@ class SamplingParams:
         )
 
 
+class ReqTable:
+    """Lengths and tokens of all Reqs of one scheduler, by ``table_idx``: a batch of them is advanced as a whole.
+
+    R rows. A Req that is made with a table keeps its numbers there, and reads and writes them as attributes all the
+    same.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.lens = np.zeros((3, rows), dtype=np.int64)
+        self.cached_len, self.device_len, self.num_tokens = self.lens
+        """(R,) views"""
+        self.max_device_len = np.zeros(rows, dtype=np.int64)
+        self.tokens = np.empty((rows, width), dtype=np.int32)
+
+    def complete_one(self, rows: np.ndarray) -> None:
+        """:meth:`Req.complete_one` of each Req in ``rows``."""
+        device_len = self.device_len[rows]
+        self.cached_len[rows] = device_len
+        self.device_len[rows] = device_len + 1
+
+    def append_tokens(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """:meth:`Req.append_token` of each Req in ``rows`` with its token."""
+        places = self.num_tokens[rows]
+        self.tokens[rows, places] = tokens
+        self.num_tokens[rows] = places + 1
+
+
 class Req:
     """An admitted sequence. Owns its token ids on the host; its row of the device state is ``table_idx``.
 
     ``input_ids``: int32 host tensor, the prompt (and, after preemption, tokens already generated). ``output_len``: how
-    many tokens may still be generated. Invariant: ``0 <= cached_len < device_len <= max_device_len``.
+    many tokens may still be generated. Invariant: ``0 <= cached_len < device_len <= max_device_len``. ``table``: where
+    it keeps lengths and tokens until its row is given to another; None = for itself.
     """
 
     __slots__ = (
-        "_num_tokens",
+        "_lens",
         "_tokens",
         "cache_handle",
-        "cached_len",
-        "device_len",
         "extra",
         "max_device_len",
         "prompt_len",
@@ -183,6 +209,7 @@ class Req:
         uid: int,
         sampling_params: SamplingParams,
         cache_handle: Any = None,
+        table: ReqTable | None = None,
     ) -> None:
         length = len(input_ids)
         if not 0 <= cached_len < length:
@@ -192,12 +219,15 @@ class Req:
                 value=cached_len,
                 remedy="at least one token must be computed",
             )
-        self._tokens = np.empty(length + output_len + 1, dtype=np.int32)
+        if table is None:
+            self._lens = np.empty(3, dtype=np.int64)
+            self._tokens = np.empty(length + output_len + 1, dtype=np.int32)
+        else:
+            self._lens, self._tokens = table.lens[:, table_idx], table.tokens[table_idx]
+            table.max_device_len[table_idx] = length + output_len
+        self._lens[:] = cached_len, length, length
         self._tokens[:length] = input_ids.numpy()
-        self._num_tokens = length
         self.table_idx = table_idx
-        self.cached_len = cached_len
-        self.device_len = length
         self.max_device_len = length + output_len
         self.prompt_len = length
         self.uid = uid
@@ -207,18 +237,35 @@ class Req:
         """Owned by the scheduler."""
 
     @property
+    def cached_len(self) -> int:
+        return self._lens.item(0)
+
+    @cached_len.setter
+    def cached_len(self, length: int) -> None:
+        self._lens[0] = length
+
+    @property
+    def device_len(self) -> int:
+        return self._lens.item(1)
+
+    @device_len.setter
+    def device_len(self, length: int) -> None:
+        self._lens[1] = length
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known on the host."""
+        return self._lens.item(2)
+
+    @property
     def input_ids(self) -> torch.Tensor:
         """(tokens known on the host,) int32: a view, not a copy."""
-        return torch.from_numpy(self._tokens[: self._num_tokens])
+        return torch.from_numpy(self.tokens)
 
     @property
     def tokens(self) -> np.ndarray:
         """:attr:`input_ids` as a numpy view."""
-        return self._tokens[: self._num_tokens]
-
-    @property
-    def num_tokens(self) -> int:
-        return self._num_tokens
+        return self._tokens[: self.num_tokens]
 
     @property
     def extend_len(self) -> int:
@@ -235,13 +282,14 @@ class Req:
 
     def complete_one(self) -> None:
         """A pass over this Req was launched: its tokens have KV, and one more token exists on the device."""
-        self.cached_len = self.device_len
-        self.device_len += 1
+        self.cached_len = length = self.device_len
+        self.device_len = length + 1
 
     def append_token(self, token: int) -> None:
         """One sampled token reached the host."""
-        self._tokens[self._num_tokens] = token
-        self._num_tokens += 1
+        place = self.num_tokens
+        self._tokens[place] = token
+        self._lens[2] = place + 1
 
     def append_host(self, next_tokens: torch.Tensor) -> None:
         """As :meth:`append_token`, from a (1,) host tensor."""
@@ -280,6 +328,37 @@ class Batch:
     """(B,) int64 on the device: where each Req's last token stands among the T tokens (prefill)."""
     attn: Any = None
     """The attention backend that serves this batch, chosen once by the dispatcher."""
+    table: ReqTable | None = None
+    table_idx: np.ndarray | None = None
+    """(B,) int64 on the host: each Req's row of ``table``, where they keep their lengths; both or neither is set. Other
+    Reqs mean another array: whoever has seen this very array before knows the batch.
+    """
+
+    def rows_host(self) -> np.ndarray:
+        """(B,) int64: each Req's ``table_idx``."""
+        if self.table_idx is not None:
+            return self.table_idx
+        return np.array([req.table_idx for req in self.reqs], dtype=np.int64)
+
+    def cached_lens(self) -> np.ndarray:
+        """(B,) int64"""
+        if self.table is not None:
+            return self.table.cached_len[self.table_idx]
+        return np.array([req.cached_len for req in self.reqs], dtype=np.int64)
+
+    def device_lens(self) -> np.ndarray:
+        """(B,) int64"""
+        if self.table is not None:
+            return self.table.device_len[self.table_idx]
+        return np.array([req.device_len for req in self.reqs], dtype=np.int64)
+
+    def complete_one(self) -> None:
+        """:meth:`Req.complete_one` of each Req."""
+        if self.table is not None and self.table_idx is not None:
+            self.table.complete_one(self.table_idx)
+        else:
+            for req in self.reqs:
+                req.complete_one()
 
     @property
     def size(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from minisgl_core.core import SamplingParams
-from minisgl_core.scheduler import ClearCache, NewReq
+from minisgl_core.scheduler import ClearCache, NewReq, TokenOut, TokenRun
 
 from .limits import PassFacts, pass_seconds
 
@@ -63,8 +64,8 @@ class Watch:
         del self._engine.forward_batch
 
     def _watched(self, batch: Batch, mode: SamplingMode) -> ForwardOutput:
-        tokens = batch.size if batch.is_decode else sum(req.extend_len for req in batch.reqs)
-        context = sum(req.cached_len for req in batch.reqs)
+        context = int(batch.cached_lens().sum())
+        tokens = int(batch.device_lens().sum()) - context
         self.passes.append(PassFacts(batch.is_decode, tokens, batch.size, context))
         begin, end = (self._engine.platform.new_event(timing=True) for _ in range(2))
         begin.record()
@@ -118,7 +119,7 @@ def measure(
 def _run_once(runner: Runner, workload: Workload, ceilings: Ceilings, bar: Any) -> dict[str, float]:
     first: dict[int, float] = {}
     last: dict[int, float] = {}
-    counts = dict.fromkeys(range(len(workload.prompts)), 0)
+    counts: Counter[int] = Counter()
     host: list[float] = []
     for uid, (prompt, n) in enumerate(zip(workload.prompts, workload.outputs, strict=True)):
         params = SamplingParams(temperature=workload.temperature, max_tokens=n, ignore_eos=True)
@@ -129,12 +130,13 @@ def _run_once(runner: Runner, workload: Workload, ceilings: Ceilings, bar: Any) 
             step_begin, waited, passes = time.perf_counter(), watch.waited, len(watch.passes)
             outs = runner.step()
             now = time.perf_counter()
-            for out in outs:
-                if out.token is not None:
-                    counts[out.uid] += 1
-                    first.setdefault(out.uid, now)
-                    last[out.uid] = now
-                if out.finish_reason is not None:
+            for part in outs.parts:
+                uids = part.uids if isinstance(part, TokenRun) else [part.uid] if part.token is not None else []
+                counts.update(uids)
+                if len(first) < len(workload.prompts):
+                    first = dict.fromkeys(uids, now) | first
+                if isinstance(part, TokenOut) and part.finish_reason is not None:
+                    last[part.uid] = now
                     bar.update(1)
             if len(watch.passes) > passes and watch.passes[-1].is_decode:
                 host.append(now - step_begin - (watch.waited - waited) - watch.inline_seconds())
@@ -156,11 +158,11 @@ def _run_once(runner: Runner, workload: Workload, ceilings: Ceilings, bar: Any) 
     }
 
 
-def _check(counts: dict[int, int], workload: Workload) -> None:
+def _check(counts: Counter[int], workload: Workload) -> None:
     """A benchmark that lost tokens measured something else."""
     from minisgl_core.errors import EngineError
 
-    wrong = [uid for uid, n in counts.items() if n != workload.outputs[uid]]
+    wrong = [uid for uid, n in enumerate(workload.outputs) if n != counts[uid]]
     if wrong:
         raise EngineError(
             f"request {wrong[0]} gave {counts[wrong[0]]} tokens instead of {workload.outputs[wrong[0]]}",

@@ -14,8 +14,10 @@ import torch
 from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import BatchView
 
+from .view import DerivedView
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from minisgl_core.capsule.watch import AttentionWatch
     from minisgl_core.core import Batch
@@ -94,19 +96,22 @@ class AttentionDispatcher:
 
     def prepare_for_replay(self, batch: Batch) -> None:
         """The host plan before a replay, for backends that have one."""
-        if self._choose(batch).host_plan:
-            self.derive_decode(batch, self._lens_host(batch))
+        route = self._choose(batch)
+        if route.host_plan:
+            lens = self._lens_host(batch)
+            batch.view = self._decode_view(batch, lens, lambda: self._state_of(batch)[1], route.page_size)
             batch.attn.prepare_for_replay(_for_backends(batch))
 
     def _lens_host(self, batch: Batch) -> tuple[int, ...]:
-        return (*(req.device_len for req in batch.reqs), *(1,) * (batch.padded_size - batch.size))
+        return (*batch.device_lens().tolist(), *(1,) * (batch.padded_size - batch.size))
 
     def _derive_prefill(self, batch: Batch) -> None:
         state = self._state
         assert state is not None
         sent = state.upload_prefill(batch)
-        q_lens_host = tuple(req.extend_len for req in batch.reqs)
-        kv_lens_host = tuple(req.device_len for req in batch.reqs)
+        device_lens = batch.device_lens()
+        q_lens_host: tuple[int, ...] = tuple((device_lens - batch.cached_lens()).tolist())
+        kv_lens_host: tuple[int, ...] = tuple(device_lens.tolist())
         total, device = sum(q_lens_host), state.lengths.device
         req_of_token = torch.repeat_interleave(torch.arange(batch.size, device=device), sent.q_lens, output_size=total)
         offset = sent.cached - sent.cu_q[:-1]
@@ -119,15 +124,17 @@ class AttentionDispatcher:
         batch.last_rows = (sent.cu_q[1:] - 1).to(torch.int64)
         kv_lens, max_kv = sent.cached + sent.q_lens, max(kv_lens_host)
         page_size = self._choose(batch).page_size
-        batch.view = BatchView(
+        batch.view = DerivedView(
             q_lens_host,
             kv_lens_host,
             max(q_lens_host),
             max_kv,
             sent.cu_q.clone(),
             kv_lens,
-            self._page_ids(rows, kv_lens, max_kv, page_size),
+            lambda: self._page_ids(rows, kv_lens, max_kv, page_size),
             page_size,
+            state.page_table,
+            rows,
         )
 
     # Device work: inside the step when captured.
@@ -136,40 +143,57 @@ class AttentionDispatcher:
         """Inputs and view of a decode batch from the device state alone; ``lens_host`` None = captured."""
         state = self._state
         assert state is not None and batch.rows is not None
-        rows = batch.rows
-        positions = state.lengths[rows]
-        kv_lens = positions + 1
-        batch.positions, batch.input_ids = positions, state.last_token[rows]
-        batch.out_loc = state.page_table[rows, positions]
+        batch.positions, kv_lens = self._state_of(batch)
+        batch.input_ids = state.last_token.index_select(0, batch.rows)
+        places = torch.add(batch.positions, batch.rows, alpha=state.width)
+        batch.out_loc = state.page_table.view(-1).index_select(0, places)
         batch.last_rows = None
+        batch.view = self._decode_view(batch, lens_host, kv_lens, self._choose(batch).page_size)
+
+    def _state_of(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B,) positions of a decode batch's tokens, and (B,) its lengths with them."""
+        assert self._state is not None and batch.rows is not None
+        # index_select, unlike indexing, takes int32 as it is.
+        positions = self._state.lengths.index_select(0, batch.rows)
+        return positions, positions + 1
+
+    def _decode_view(
+        self,
+        batch: Batch,
+        lens_host: tuple[int, ...] | None,
+        kv_lens: torch.Tensor | Callable[[], torch.Tensor],
+        page_size: int,
+    ) -> BatchView:
+        state, rows = self._state, batch.rows
+        assert state is not None and rows is not None
         max_kv = self._max_seq_len if lens_host is None else max(lens_host)
-        page_size = self._choose(batch).page_size
-        batch.view = BatchView(
+        view: DerivedView = DerivedView(
             None if lens_host is None else (1,) * batch.padded_size,
             lens_host,
             1,
             max_kv,
             state.iota[: batch.padded_size + 1],
             kv_lens,
-            self._page_ids(rows, kv_lens, max_kv, page_size),
+            lambda: self._page_ids(rows, view.kv_lens_device, max_kv, page_size),
             page_size,
+            state.page_table,
+            rows,
         )
+        return view
 
     def view_in_pages(self, batch: Batch, page_size: int) -> BatchView:
         """An eager batch's view, its pages counted in another size; its other tensors are shared."""
         view, rows = batch.view, batch.rows
         assert view is not None and rows is not None
-        return replace(
-            view,
-            page_ids_device=self._page_ids(rows, view.kv_lens_device, view.max_kv, page_size),
-            page_size=page_size,
-        )
+        ids = self._page_ids(rows, view.kv_lens_device, view.max_kv, page_size)
+        return replace(view, page_ids_device=ids, page_size=page_size)
 
     def _page_ids(self, rows: torch.Tensor, kv_lens: torch.Tensor, max_kv: int, size: int) -> torch.Tensor:
         """(B, P): the page of every S-th position below each row's length, the dummy page after it."""
         assert self._state is not None
         pages = -(-max_kv // size)
-        ids = self._state.page_table[:, : pages * size : size][rows] // size
+        slots = self._state.page_table[:, : pages * size : size].index_select(0, rows)
+        ids = slots if size == 1 else slots.floor_divide_(size)
         starts = torch.arange(0, pages * size, size, dtype=torch.int32, device=kv_lens.device)
         return ids.masked_fill_(starts[None, :] >= kv_lens[:, None], self._dummy_slot // size)
 

@@ -171,6 +171,8 @@ class Engine:
             if batch.view is None:
                 self.attn_backend.prepare_metadata(batch)
             out = self.stepper.step(batch)
+        if batch.size == len(out.next_tokens):
+            return self._finish_pass(batch, out.logits, out.next_tokens)
         return self._finish_pass(batch, out.logits[: batch.size], out.next_tokens[: batch.size])
 
     def _finish_pass(self, batch: Batch, logits: torch.Tensor, tokens: torch.Tensor) -> ForwardOutput:
@@ -185,8 +187,7 @@ class Engine:
         copied.record()
         if batch.is_decode:
             self.state.advance_host(batch)
-        for req in batch.reqs:
-            req.complete_one()
+        batch.complete_one()
         return ForwardOutput(tokens, host, logits, copied, logprob_rows)
 
     def shutdown(self) -> None:

@@ -57,28 +57,28 @@ class Sampler:
 
     def __init__(self, ops: LayerOps, state: DecodeState, seed: int) -> None:
         self._ops, self._state, self._seed = ops, state, seed
-        self._floats = state.params.view(torch.float32)
         self._row_params: list[SamplingParams | None] = [None] * (state.dummy_row + 1)
         self._row_seed = [0] * (state.dummy_row + 1)
-        self._row_req: list[Req | None] = [None] * (state.dummy_row + 1)
-        self._row_edits = [False] * (state.dummy_row + 1)
-        self._row_mode = [0] * (state.dummy_row + 1)
-        self._seen: list[Req] = []
-        self._seen_rows: list[int] = []
+        self._row_req = np.full(state.dummy_row + 1, None, dtype=object)
+        self._row_edits = np.zeros(state.dummy_row + 1, dtype=bool)
+        self._row_mode = np.zeros(state.dummy_row + 1, dtype=np.int8)
+        self._seen: np.ndarray | None = None
+        """``Batch.table_idx`` of the batch prepared last."""
         self._mode: SamplingMode = "greedy"
         self._edits = False
 
     def prepare(self, batch: Batch) -> SamplingMode:
         """Stage the parameters of rows that changed hands; returns the cheapest mode that serves all rows."""
-        rows = [req.table_idx for req in batch.reqs]
-        if rows != self._seen_rows or batch.reqs != self._seen:
-            owners = self._row_req
-            for req, row in zip(batch.reqs, rows, strict=True):
-                if owners[row] is not req:
-                    self._claim(req, row)
-            self._seen, self._seen_rows = list(batch.reqs), rows
-            self._mode = MODES[max(map(self._row_mode.__getitem__, rows))]
-            self._edits = any(map(self._row_edits.__getitem__, rows))
+        if batch.table_idx is None or batch.table_idx is not self._seen:
+            rows = batch.rows_host()
+            owners = self._row_req[rows].tolist()
+            if owners != batch.reqs:
+                for req, owner in zip(batch.reqs, owners, strict=True):
+                    if owner is not req:
+                        self._claim(req, req.table_idx)
+            self._seen = batch.table_idx
+            self._mode = MODES[self._row_mode[rows].max()]
+            self._edits = bool(self._row_edits[rows].any())
         return self._mode
 
     def _claim(self, req: Req, row: int) -> None:
@@ -105,7 +105,8 @@ class Sampler:
         self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mode: SamplingMode
     ) -> torch.Tensor:
         """logits (B, V), rows and positions of the sampled tokens (B,) int32 -> (B,) int32; device work only."""
-        params, floats = self._state.params[rows], self._floats[rows]
+        params = self._state.params.index_select(0, rows)
+        floats = params.view(torch.float32)
         args = SampleArgs(
             temperature=floats[:, 0],
             top_k=params[:, 1],

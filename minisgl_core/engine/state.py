@@ -5,16 +5,19 @@ R rows = ``max_running_req`` + 1: a Req's row is its ``table_idx``, the last row
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from minisgl_core.errors import ConfigError
+from minisgl_core.kvcache import run_places
 
 from .upload import PackedUpload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from minisgl_core.core import Batch, Req, SamplingParams
     from minisgl_core.plugin_api import Platform
 
@@ -60,21 +63,33 @@ class DecodeState:
         """The decode batch: its Reqs' rows, then padding."""
         self.iota = torch.arange(max(rows, 2) + 1, dtype=torch.int32, device=device)
         self._upload = PackedUpload(platform, capacity=max(1 << 16, 4 * max_tokens + 16 * rows))
-        self._slots: list[tuple[int, np.ndarray]] = []
+        self._slots: list[tuple[np.ndarray, np.ndarray]] = []
         self._params: dict[int, np.ndarray] = {}
         self._resume: dict[int, tuple[int, int]] = {}
-        self._on_device: list[int] = []
-        self._on_device_array = np.empty(0, dtype=np.int32)
+        self._on_device = np.empty(0, dtype=np.int32)
+        """What ``rows`` holds for the present decode batch, padding included."""
+        self._on_device_rows = self.rows[:0]
         self._lengths_host = np.zeros(rows, dtype=np.int64)
         self._decode_reqs: list[Req] = []
+        self._decode_idx: np.ndarray | None = None
+        """``Batch.table_idx`` of the present decode batch, if it has one."""
         self._slots_host = np.full((rows, width), -1, dtype=np.int32)
 
     # Staging: called by the scheduler and the sampler, nothing moves yet.
 
     def set_slots(self, table_idx: int, start: int, slots: np.ndarray) -> None:
         """Positions ``start ..`` of a row live in these slots (int32)."""
-        self._slots.append((table_idx * self.width + start, slots))
-        self._slots_host[table_idx, start : start + len(slots)] = slots
+        first = table_idx * self.width + start
+        self._stage_slots(np.arange(first, first + len(slots)), slots)
+
+    def extend_slots(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, slots: np.ndarray) -> None:
+        """:meth:`set_slots` for many rows (N,): each has ``counts[i]`` of ``slots``, row after row."""
+        self._stage_slots(run_places(rows * self.width + starts, counts), slots)
+
+    def _stage_slots(self, places: np.ndarray, slots: np.ndarray) -> None:
+        """``places`` (N,) int64 in the flat page table."""
+        self._slots.append((places.astype(np.int32), slots))
+        self._slots_host.reshape(-1)[places] = slots
 
     def set_params(self, table_idx: int, params: SamplingParams, seed: int) -> None:
         """The row samples like this from its next step on; ``seed`` is taken modulo 2**64."""
@@ -84,28 +99,42 @@ class DecodeState:
 
     def upload_decode(self, batch: Batch) -> None:
         """Make the device agree with the host about a decode batch; in a steady step there is nothing to do."""
-        rows = [req.table_idx for req in batch.reqs]
-        rows.extend([self.dummy_row] * (batch.padded_size - len(rows)))
-        if rows != self._on_device or batch.reqs != self._decode_reqs:
-            self._resync(batch.reqs)
-            self._send([np.array(rows, dtype=np.int32)], rows)
+        if self._is_new(batch):
+            self._upload_rows(batch)
         elif self._slots or self._params:
-            self._send([], rows)
-        batch.rows = self.rows[: batch.padded_size]
+            self._send([])
+        batch.rows = self._on_device_rows
+
+    def _is_new(self, batch: Batch) -> bool:
+        """Does it differ from the decode batch before?"""
+        if batch.padded_size != len(self._on_device):
+            return True
+        if batch.table_idx is not None and batch.table_idx is self._decode_idx:
+            return False
+        return batch.reqs != self._decode_reqs or not np.array_equal(batch.rows_host(), self._on_device[: batch.size])
+
+    def _upload_rows(self, batch: Batch) -> None:
+        rows = np.full(batch.padded_size, self.dummy_row, dtype=np.int32)
+        rows[: batch.size] = batch.rows_host()
+        self._resync(batch)
+        (sent,) = self._send([rows])
+        self._on_device, self._on_device_rows = rows, self.rows[: batch.padded_size]
+        self._on_device_rows.copy_(sent)
+        self._decode_reqs, self._decode_idx = list(batch.reqs), batch.table_idx
 
     def upload_prefill(self, batch: Batch) -> PrefillInputs:
         """Send a prefill pass's lengths and, unless set by hand, its tokens."""
-        rows = np.array([req.table_idx for req in batch.reqs], dtype=np.int32)
-        cached = np.array([req.cached_len for req in batch.reqs], dtype=np.int32)
-        q_lens = np.array([req.extend_len for req in batch.reqs], dtype=np.int32)
-        cu_q = np.concatenate(([0], np.cumsum(q_lens))).astype(np.int32)
+        rows, cached, device = batch.rows_host(), batch.cached_lens(), batch.device_lens()
+        cu_q = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(device - cached, out=cu_q[1:])
         if batch.input_ids is None:
             tokens = np.concatenate([req.tokens[req.cached_len : req.device_len] for req in batch.reqs])
         else:
             tokens = np.empty(0, dtype=np.int32)
         self._check_room(tokens.size + 4 * len(rows))
-        sent = PrefillInputs(*self._send([rows, cached, q_lens, cu_q, tokens]))
-        self._lengths_host[rows] = cached + q_lens
+        lens = [column.astype(np.int32) for column in (rows, cached, device - cached)]
+        sent = PrefillInputs(*self._send([*lens, cu_q, tokens]))
+        self._lengths_host[rows] = device
         batch.rows = sent.rows
         return sent
 
@@ -119,66 +148,55 @@ class DecodeState:
                 remedy="cut the prompt into chunks or raise `max_prefill_tokens`",
             )
 
-    def _resync(self, reqs: list[Req]) -> None:
+    def _resync(self, batch: Batch) -> None:
         """Rows whose device length is not the Req's (driven by hand, or restored) are set from the host."""
-        cached = np.array([req.cached_len for req in reqs], dtype=np.int64)
-        known = self._lengths_host[[req.table_idx for req in reqs]]
-        for at in np.flatnonzero(known != cached):
-            req = reqs[at]
+        for at in np.flatnonzero(self._lengths_host[batch.rows_host()] != batch.cached_lens()):
+            req = batch.reqs[at]
             if req.num_tokens > req.cached_len:
                 self._resume[req.table_idx] = (req.cached_len, int(req.tokens[req.cached_len]))
                 self._lengths_host[req.table_idx] = req.cached_len
-        self._decode_reqs = list(reqs)
 
-    def _send(self, parts: list[np.ndarray], rows: list[int] | None = None) -> list[torch.Tensor]:
-        """Flush what is staged together with ``parts``; ``rows``: the decode batch if parts[0] holds a new one."""
-        staged, fixed = self._take_staged(), sum(part.size for part in parts)
-        while staged[0].size and 2 * staged[0].size + fixed + 8 * self.iota.numel() > self._upload.capacity:
-            room = self._upload.capacity // 2
-            index, slots = self._upload.send([staged[0][:room], staged[1][:room]])
-            self.page_table.view(-1).index_put_((index,), slots)
-            staged[0], staged[1] = staged[0][room:], staged[1][room:]
-        sent = self._upload.send([*staged, *parts])
-        self._apply(sent[: len(staged)])
-        sent = sent[len(staged) :]
-        if rows is not None and parts:
-            self.rows[: len(rows)].copy_(sent[0])
-            self._on_device, self._on_device_array = rows, parts[0]
-        return sent
-
-    def _take_staged(self) -> list[np.ndarray]:
-        """[slot index, slot, param row, params, resumed row, its length, its token]"""
-        if self._slots:
-            index = np.concatenate([np.arange(at, at + len(slots), dtype=np.int32) for at, slots in self._slots])
-            slots = np.concatenate([slots for _, slots in self._slots])
-        else:
-            index = slots = np.empty(0, dtype=np.int32)
-        params = np.array(list(self._params.values()), dtype=np.int32).reshape(-1)
-        resumed = np.array(list(self._resume.values()), dtype=np.int32).reshape(-1, 2)
+    def _send(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
+        """Flush what is staged together with ``parts``, int32; returns these on the device."""
+        slots, params, resumed = self._take_slots(sum(part.size for part in parts)), self._params, self._resume
+        self._params, self._resume = {}, {}
         staged = [
-            index,
-            slots,
-            np.array(list(self._params), dtype=np.int32),
-            params,
-            np.array(list(self._resume), dtype=np.int32),
-            resumed[:, 0],
-            resumed[:, 1],
+            *slots,
+            *_columns(params),
+            *_columns(resumed),
         ]
-        self._slots, self._params, self._resume = [], {}, {}
-        return staged
+        sent = self._upload.send([*staged, *parts])
+        own = iter(sent)
+        if slots:
+            self.page_table.view(-1).index_put_((next(own),), next(own))
+        if params:
+            self.params.index_put_((next(own),), next(own).view(-1, PARAM_COLUMNS))
+        if resumed:
+            rows, values = next(own), next(own).view(-1, 2)
+            self.lengths.index_put_((rows,), values[:, 0])
+            self.last_token.index_put_((rows,), values[:, 1])
+        return sent[len(staged) :]
 
-    def _apply(self, sent: list[torch.Tensor]) -> None:
-        index, slots, param_rows, params, resumed, lengths, tokens = sent
-        if index.numel():
-            self.page_table.view(-1).index_put_((index,), slots)
-        if param_rows.numel():
-            self.params.index_put_((param_rows,), params.view(-1, PARAM_COLUMNS))
-        if resumed.numel():
-            self.lengths.index_put_((resumed,), lengths)
-            self.last_token.index_put_((resumed,), tokens)
+    def _take_slots(self, others: int) -> list[np.ndarray]:
+        """[place in the flat page table, slot] of what is staged, or nothing; as much as does not fit beside ``others``
+        numbers is sent at once.
+        """
+        if not self._slots:
+            return []
+        places = np.concatenate([places for places, _ in self._slots])
+        slots = np.concatenate([slots for _, slots in self._slots])
+        self._slots = []
+        while 2 * places.size + others + 8 * self.iota.numel() > self._upload.capacity:
+            room = self._upload.capacity // 2
+            sent = self._upload.send([places[:room], slots[:room]])
+            self.page_table.view(-1).index_put_((sent[0],), sent[1])
+            places, slots = places[room:], slots[room:]
+        return [places, slots]
 
     def set_by_hand(self, batch: Batch) -> None:
         """Decode inputs that the caller set on the Batch win: write them where the step will read them."""
+        if batch.positions is None and batch.input_ids is None and batch.out_loc is None:
+            return
         assert batch.rows is not None
         rows, device = batch.rows[: batch.size], self.lengths.device
         if batch.positions is not None:
@@ -193,19 +211,20 @@ class DecodeState:
 
     def write_back(self, rows: torch.Tensor, kv_lens: torch.Tensor, next_tokens: torch.Tensor) -> None:
         """The step is done: every row has ``kv_lens`` tokens in the pool, and its next token is known."""
-        self.lengths.index_put_((rows,), kv_lens)
+        index = rows.long()
+        self.lengths.index_put_((index,), kv_lens)
         # -1 marks a row whose logits were NaN: the id must stay a valid index until the host has heard of it.
-        self.last_token.index_put_((rows,), next_tokens.clamp(min=0))
+        self.last_token.index_put_((index,), next_tokens.clamp(min=0))
         self.lengths[self.dummy_row].zero_()
         self.last_token[self.dummy_row].zero_()
 
     def advance_host(self, batch: Batch) -> None:
         """Mirror on the host what :meth:`write_back` does to the lengths of a decode batch."""
-        self._lengths_host[self._on_device_array[: batch.size]] += 1
+        self._lengths_host[batch.rows_host()] += 1
 
     def forget_rows(self) -> None:
         """``rows`` was written from elsewhere: the next decode batch must be sent whole."""
-        self._on_device, self._decode_reqs = [], []
+        self._on_device, self._decode_reqs, self._decode_idx = self._on_device[:0], [], None
 
     def host_length(self, table_idx: int) -> int:
         """The mirrored length of a row."""
@@ -224,6 +243,13 @@ class DecodeState:
             "DecodeState.page_table": self.page_table,
             "DecodeState.params": self.params,
         }
+
+
+def _columns(staged: Mapping[int, Any]) -> list[np.ndarray]:
+    """[rows, their values one after the other] as flat int32 arrays, or nothing."""
+    if not staged:
+        return []
+    return [np.array(list(staged), dtype=np.int32), np.array(list(staged.values()), dtype=np.int32).reshape(-1)]
 
 
 def pack_params(params: SamplingParams, seed: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The paged KV cache: which page belongs to whom, and which prefixes are kept."""
 
 from .allocator import PageAllocator
-from .base import CacheHandle, Inserted, IntegrityError, MatchLen, PrefixCache, match_len, page_slots
+from .base import CacheHandle, Inserted, IntegrityError, MatchLen, PrefixCache, match_len, page_slots, run_places
 from .manager import CacheManager
 from .naive import NaiveCache
 from .radix import RadixCache
@@ -18,4 +18,5 @@ __all__ = [
     "RadixCache",
     "match_len",
     "page_slots",
+    "run_places",
 ]

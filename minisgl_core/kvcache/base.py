@@ -10,7 +10,16 @@ import numpy as np
 
 from minisgl_core.errors import EngineError
 
-__all__ = ["CacheHandle", "Inserted", "IntegrityError", "MatchLen", "PrefixCache", "match_len", "page_slots"]
+__all__ = [
+    "CacheHandle",
+    "Inserted",
+    "IntegrityError",
+    "MatchLen",
+    "PrefixCache",
+    "match_len",
+    "page_slots",
+    "run_places",
+]
 
 MatchLen = Callable[[np.ndarray, np.ndarray], int]
 """Length of the common prefix of two int32 arrays."""
@@ -101,3 +110,13 @@ def page_slots(pages: np.ndarray, page_size: int) -> np.ndarray:
         return pages
     slots = pages[:, None] * np.int32(page_size) + np.arange(page_size, dtype=np.int32)
     return slots.reshape(-1)
+
+
+def run_places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The numbers ``starts[i], ..., starts[i] + counts[i] - 1`` of each run i, one run after the other.
+
+    starts [7, 2], counts [2, 3] -> [7, 8, 2, 3, 4]
+    """
+    ends = np.cumsum(counts)
+    places: np.ndarray = np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)
+    return places

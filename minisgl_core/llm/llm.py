@@ -17,7 +17,7 @@ from minisgl_core.demo_model import resolve_model_path
 from minisgl_core.engine import EngineConfig
 from minisgl_core.engine.planning import DTYPES
 from minisgl_core.errors import ConfigError, UsageError, nearest
-from minisgl_core.scheduler import Abort, ClearCache, Finish, NewReq
+from minisgl_core.scheduler import Abort, ClearCache, Finish, NewReq, TokenOut, TokenRun
 from minisgl_core.tokenizer import load_tokenizer
 
 from .interrupts import deferred_interrupts
@@ -186,16 +186,26 @@ class LLM:
     def _step(self) -> list[int]:
         """One step for all live requests; returns those that ended."""
         ended = []
-        for out in self._runner.step():
-            output = self._live.get(out.uid)
-            if output is None:
-                continue
-            if output.add(out):
-                self._runner.post(Finish(out.uid))
-            if out.finish_reason is not None:
-                del self._live[out.uid]
-                ended.append(out.uid)
+        for part in self._runner.step().parts:
+            if isinstance(part, TokenRun):
+                for uid, token in zip(part.uids, part.tokens, strict=True):
+                    output = self._live.get(uid)
+                    if output is not None and output.add_token(token):
+                        self._runner.post(Finish(uid))
+            elif self._add(part):
+                ended.append(part.uid)
         return ended
+
+    def _add(self, out: TokenOut) -> bool:
+        """Has this request ended?"""
+        output = self._live.get(out.uid)
+        if output is None:
+            return False
+        if output.add(out):
+            self._runner.post(Finish(out.uid))
+        if out.finish_reason is not None:
+            del self._live[out.uid]
+        return out.finish_reason is not None
 
     def _abandon(self, outputs: Iterable[Output]) -> None:
         """Nobody reads ``outputs`` any more: abort those that still run; an engine with no other work comes to rest."""

@@ -11,7 +11,7 @@ from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.planning import make_plan
 from minisgl_core.errors import EngineError
 from minisgl_core.modelconfig import read_model_config
-from minisgl_core.scheduler import Message, Scheduler, TokenOut
+from minisgl_core.scheduler import Message, Scheduler, TokenOuts
 
 from .blame import blamed
 from .ranks import GRACE_S, Ranks, free_port, threads_per_rank
@@ -64,7 +64,7 @@ class Runner:
         """To be applied on all ranks before the next step."""
         self._messages.append(message)
 
-    def step(self) -> list[TokenOut]:
+    def step(self) -> TokenOuts:
         """One step of every rank. Raises :class:`EngineError` with the words of a rank that has failed, or naming the
         plugin's backend that did.
         """

@@ -36,8 +36,31 @@ class BatchView:
     kv_lens_device: torch.Tensor
     """(B,)"""
     page_ids_device: torch.Tensor
-    """(B, P) the page of every S-th token; entries past the live length name the dummy page."""
+    """(B, P) the page of every S-th token; entries past the live length name the dummy page. The engine derives it when
+    it is first asked for, so a backend that can do with :meth:`slot_table` should.
+    """
     page_size: int
+    page_table_device: torch.Tensor | None = None
+    """(R, L) the engine's page table, whole: by ``table_idx`` and position, the slot of each token. What it says past a
+    row's length means nothing. None in views that were made without an engine: see :meth:`slot_table`.
+    """
+    table_idx_device: torch.Tensor | None = None
+    """(B,) each row's line of ``page_table_device``"""
+
+    def slot_table(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(table (R, L), lines (B,))``: row b's token at position i lies in slot ``table[lines[b], i]``.
+
+        In the engine these are the page table and the rows as they are, at no cost; elsewhere they are derived from
+        the page ids, by device operations.
+        """
+        import torch
+
+        if self.page_table_device is not None and self.table_idx_device is not None:
+            return self.page_table_device, self.table_idx_device
+        ids = self.page_ids_device
+        within = torch.arange(self.page_size, dtype=ids.dtype, device=ids.device)
+        table = (ids[:, :, None] * self.page_size + within).flatten(1)
+        return table, torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
 
     def flat_page_ids_device(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``(indptr (B+1), page ids (sum of pages), length of each row's last page (B))``, int32, built on request.

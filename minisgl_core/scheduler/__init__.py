@@ -1,7 +1,7 @@
 """Which requests run when: continuous batching, chunked prefill, overlap, preemption, abort."""
 
 from .limits import Limits
-from .messages import Abort, ClearCache, Finish, FinishReason, Message, NewReq, TokenOut
+from .messages import Abort, ClearCache, Finish, FinishReason, Message, NewReq, TokenOut, TokenOuts, TokenRun
 from .records import EngineLike
 from .scheduler import Scheduler, SchedulerStats
 
@@ -17,4 +17,6 @@ __all__ = [
     "Scheduler",
     "SchedulerStats",
     "TokenOut",
+    "TokenOuts",
+    "TokenRun",
 ]

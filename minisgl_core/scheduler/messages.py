@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
     from minisgl_core.core import SamplingParams
     from minisgl_core.engine import TokenLogprobs
 
-__all__ = ["Abort", "ClearCache", "Finish", "FinishReason", "Message", "NewReq", "TokenOut"]
+__all__ = ["Abort", "ClearCache", "Finish", "FinishReason", "Message", "NewReq", "TokenOut", "TokenOuts", "TokenRun"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -58,3 +60,33 @@ class TokenOut(NamedTuple):
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs: TokenLogprobs | None = None
+
+
+class TokenRun(NamedTuple):
+    """One token each for many requests, none of which ends with it."""
+
+    uids: list[int]
+    """Shared between steps: not to be changed."""
+    tokens: list[int]
+
+
+class TokenOuts:
+    """What a step brought, in order: iterate for a :class:`TokenOut` each.
+
+    ``parts`` says the same in fewer objects, for readers that deal with many requests.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: list[TokenOut | TokenRun]) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[TokenOut]:
+        for part in self.parts:
+            if isinstance(part, TokenRun):
+                yield from map(TokenOut, part.uids, part.tokens)
+            else:
+                yield part
+
+    def __len__(self) -> int:
+        return sum(len(part.uids) if isinstance(part, TokenRun) else 1 for part in self.parts)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from minisgl_core.core import Req
 
+from .decode import DecodeSet
 from .records import PendingReq
 from .resources import Resources
 
@@ -58,7 +59,7 @@ class PrefillQueue:
         """Is a call of :meth:`next_batch` worth its while?"""
         return self.partial is not None or (bool(self._waiting) and not self._blocked)
 
-    def next_batch(self, running: list[Req], admitted: Callable[[PendingReq, Req], None]) -> PrefillBatch | None:
+    def next_batch(self, running: DecodeSet, admitted: Callable[[PendingReq, Req], None]) -> PrefillBatch | None:
         """Up to ``max_prefill_tokens`` new tokens. Reqs whose prompt is complete with this pass join ``running``;
         ``admitted`` is told of each new Req.
         """
@@ -68,7 +69,7 @@ class PrefillQueue:
             left -= self._take(req, left, running)
             reqs.append(req)
         while left and self._waiting and not self._blocked:
-            new = self._resources.admit(self._waiting[0], running)
+            new = self._resources.admit(self._waiting[0], running.rows)
             if new is None:
                 self._blocked = True
                 break
@@ -78,7 +79,7 @@ class PrefillQueue:
         chunks = frozenset(row for row, req in enumerate(reqs) if req.device_len < req.num_tokens)
         return PrefillBatch(reqs, chunks) if reqs else None
 
-    def _take(self, req: Req, left: int, running: list[Req]) -> int:
+    def _take(self, req: Req, left: int, running: DecodeSet) -> int:
         """Let this pass compute up to ``left`` tokens of ``req``; returns how many."""
         count = min(left, req.num_tokens - req.cached_len)
         req.device_len = req.cached_len + count
@@ -86,5 +87,5 @@ class PrefillQueue:
         if req.device_len < req.num_tokens:
             self.partial = req
         else:
-            running.append(req)
+            running.add(req)
         return count

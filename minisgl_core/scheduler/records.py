@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .messages import FinishReason
 
-__all__ = ["EngineLike", "Flight", "ForwardOutputLike", "PendingReq", "ReqState"]
+__all__ = ["EngineLike", "Flight", "ForwardOutputLike", "PendingReq", "ReqState", "StateLike"]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,10 +33,8 @@ class PendingReq:
 
 @dataclass(slots=True, eq=False)
 class ReqState:
-    """``Req.extra``: what an admitted Req holds and how it ended."""
+    """``Req.extra``: what an admitted Req holds, beside its pages, and how it ended."""
 
-    pages: np.ndarray
-    """int32, in token order; the first ``handle.cached_len / S`` belong to the prefix cache."""
     handle: CacheHandle
     stop_ids: frozenset[int]
     outcome: FinishReason | None = None
@@ -51,6 +49,8 @@ class Flight:
 
     reqs: list[Req]
     uids: list[int]
+    rows: np.ndarray
+    """(B,) int64: each Req's ``table_idx``"""
     out: ForwardOutputLike
     plain: bool
     """Every row brings a token, and none of them its Req's last by length."""
@@ -69,8 +69,12 @@ class ForwardOutputLike(Protocol):
     def logprobs(self) -> list[TokenLogprobs | None] | None: ...
 
 
-class _State(Protocol):
+class StateLike(Protocol):
+    """The part of ``engine.DecodeState`` that is used here."""
+
     def set_slots(self, table_idx: int, start: int, slots: np.ndarray) -> None: ...
+
+    def extend_slots(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, slots: np.ndarray) -> None: ...
 
 
 class _Sampler(Protocol):
@@ -88,7 +92,7 @@ class EngineLike(Protocol):
     eos_token_ids: frozenset[int]
 
     @property
-    def state(self) -> _State: ...
+    def state(self) -> StateLike: ...
 
     @property
     def sampler(self) -> _Sampler: ...

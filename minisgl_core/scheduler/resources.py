@@ -2,50 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from minisgl_core.core import Req
-from minisgl_core.kvcache import CacheManager, IntegrityError, page_slots
+from minisgl_core.core import Req, ReqTable
+from minisgl_core.kvcache import CacheManager, IntegrityError, page_slots, run_places
 
-from .records import PendingReq, ReqState
+from .records import PendingReq, ReqState, StateLike
 
 if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
+    from minisgl_core.kvcache import CacheHandle
 
 __all__ = ["Resources"]
 
-AHEAD = 16
+AHEAD: Final = 16
 """Tokens that a decoding Req is given slots for in advance, so that a steady step allocates nothing."""
-FAR_AHEAD = 64
-"""The same while pages lie idle: prefixes are never evicted for it."""
-
-SetSlots = Callable[[int, int, np.ndarray], None]
+CLAIMS: Final = ((32, 64), (8, 24), (0, AHEAD), (0, 0))
+"""Who has slots for fewer tokens than the first number gets them for the second: the Reqs of a batch then run out
+together, and the passes in between allocate nothing. The first claim is made of idle pages only: prefixes are never
+evicted for it. The last is what the next pass cannot do without.
+"""
 
 
 class Resources:
-    """Owns the free rows and the :class:`CacheManager` of one engine; ``set_slots`` writes its page table."""
+    """Owns the free rows and the :class:`CacheManager` of one engine; ``state`` is told what the page table must say.
+
+    ``max_len``: of the longest Req, in tokens. Pages are held by row, in token order; the first ``handle.cached_len /
+    S`` of a Req belong to the prefix cache. ``rows`` (B,) int64 are rows of Reqs.
+    """
 
     def __init__(
-        self, manager: CacheManager, max_running_req: int, eos_token_ids: frozenset[int], set_slots: SetSlots
+        self, manager: CacheManager, max_running_req: int, max_len: int, eos_token_ids: frozenset[int], state: StateLike
     ) -> None:
         self.manager = manager
+        self.num_rows = max_running_req
         self.free_rows = list(range(max_running_req - 1, -1, -1))
+        self.table = ReqTable(max_running_req, max_len + 1)
         self.hit_tokens = 0
         """Prompt tokens found in the prefix cache so far."""
-        self._num_rows = max_running_req
         self._eos_token_ids = eos_token_ids
-        self._set_slots = set_slots
+        self._state = state
+        self._pages = np.empty((max_running_req, manager.pages_for(max_len)), dtype=np.int32)
+        self._held = np.zeros(max_running_req, dtype=np.int64)
+        """(R,) pages of each row"""
+
+    def pages(self, req: Req) -> np.ndarray:
+        """All pages of ``req``: a view."""
+        return self._pages[req.table_idx, : self._held[req.table_idx]]
 
     # ---- admission -----------------------------------------------------------------------------------------------
 
-    def admit(self, pending: PendingReq, running: Collection[Req]) -> Req | None:
+    def admit(self, pending: PendingReq, running: np.ndarray) -> Req | None:
         """A row and pages for all tokens of ``pending``; None if they are not there.
 
-        Leaves ``running`` the pages they need for the next :data:`AHEAD` tokens, lest one of them be preempted at once.
+        Leaves the rows ``running`` pages for :data:`AHEAD` more tokens each, lest one of them be preempted at once.
         With nothing running only the tokens themselves must fit, which :class:`Limits` has made sure of.
         """
         if not self.free_rows:
@@ -54,39 +68,34 @@ class Resources:
         handle = self.manager.match(pending.tokens[:-1])  # the last token is always computed: it brings the logits
         self.manager.lock(handle)
         pages = self.manager.pages_for(min(length + AHEAD, final)) - len(handle.pages)
-        if pages + self._missing_ahead(running) > self.manager.available_pages:
+        if pages + int(self._missing(running, AHEAD).sum()) > self.manager.available_pages:
             pages = self.manager.pages_for(length) - len(handle.pages)
-            if running or pages > self.manager.available_pages:
+            if running.size or pages > self.manager.available_pages:
                 self.manager.unlock(handle)
                 return None
         self.hit_tokens += handle.cached_len
-        return self._make_req(
-            pending,
-            ReqState(
-                np.concatenate([handle.pages, self.manager.allocate(pages)]), handle, self._stop_ids(pending.params)
-            ),
-        )
-
-    def _missing_ahead(self, running: Iterable[Req]) -> int:
-        return sum(self._missing(req, AHEAD) for req in running)
+        return self._make_req(pending, handle, np.concatenate([handle.pages, self.manager.allocate(pages)]))
 
     def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         own = frozenset(params.stop_token_ids)
         return own if params.ignore_eos else self._eos_token_ids | own
 
-    def _make_req(self, pending: PendingReq, state: ReqState) -> Req:
+    def _make_req(self, pending: PendingReq, handle: CacheHandle, pages: np.ndarray) -> Req:
         req = Req(
             torch.from_numpy(pending.tokens),
             table_idx=self.free_rows.pop(),
-            cached_len=state.handle.cached_len,
+            cached_len=handle.cached_len,
             output_len=pending.output_len,
             uid=pending.uid,
             sampling_params=pending.params,
-            cache_handle=state.handle,
+            cache_handle=handle,
+            table=self.table,
         )
         req.prompt_len = pending.prompt_len  # what a preempted Req had generated stays output
-        req.extra = state
-        self._set_slots(req.table_idx, 0, page_slots(state.pages, self.manager.page_size))
+        req.extra = ReqState(handle, self._stop_ids(pending.params))
+        self._pages[req.table_idx, : len(pages)] = pages
+        self._held[req.table_idx] = len(pages)
+        self._state.set_slots(req.table_idx, 0, page_slots(pages, self.manager.page_size))
         return req
 
     # ---- while it runs -------------------------------------------------------------------------------------------
@@ -98,39 +107,42 @@ class Resources:
         its attention runs, layer by layer.
         """
         state: ReqState = req.extra
-        state.handle = self.manager.publish(req.tokens[: req.device_len], state.pages, state.handle)
+        state.handle = self.manager.publish(req.tokens[: req.device_len], self.pages(req), state.handle)
         req.cache_handle = state.handle
 
-    def grow(self, reqs: list[Req]) -> bool:
-        """Slots for the next decode pass of all ``reqs`` and for some after it; False if not even those of the next."""
-        available = self.manager.available_pages
-        for ahead, limit in ((FAR_AHEAD, self.manager.free_pages), (AHEAD, available), (0, available)):
-            missing = [self._missing(req, ahead) for req in reqs]
-            if sum(missing) <= limit:
-                self._hand_out(reqs, missing)
+    def grow(self, rows: np.ndarray) -> bool:
+        """Slots for the next decode pass of all ``rows`` and for some after it; False if not even those of the next."""
+        limit = self.manager.free_pages
+        for low, ahead in CLAIMS:
+            short = rows[self._missing(rows, low) > 0]
+            if not short.size:
                 return True
+            missing = self._missing(short, ahead)
+            if missing.sum() <= limit:
+                self._hand_out(short, missing)
+                return True
+            limit = self.manager.available_pages
         return False
 
-    def _missing(self, req: Req, ahead: int) -> int:
-        """Pages that ``req`` lacks for its tokens and ``ahead`` more. The last token it generates needs no slot."""
-        tokens = min(req.device_len + ahead, req.max_device_len - 1)
-        return max(0, self.manager.pages_for(tokens) - len(req.extra.pages))
+    def _missing(self, rows: np.ndarray, ahead: int) -> np.ndarray:
+        """(B,) pages that the rows lack for their tokens and ``ahead`` more. The last token needs no slot."""
+        table = self.table
+        tokens = np.minimum(table.device_len[rows] + ahead, table.max_device_len[rows] - 1)
+        missing: np.ndarray = np.maximum(-(-tokens // self.manager.page_size) - self._held[rows], 0)
+        return missing
 
-    def _hand_out(self, reqs: list[Req], missing: list[int]) -> None:
-        pages = self.manager.allocate(sum(missing))
-        slots, size, start = page_slots(pages, self.manager.page_size), self.manager.page_size, 0
-        for req, count in zip(reqs, missing, strict=True):
-            if count:
-                state: ReqState = req.extra
-                end = start + count
-                self._set_slots(req.table_idx, len(state.pages) * size, slots[start * size : end * size])
-                state.pages = np.concatenate([state.pages, pages[start:end]])
-                start = end
+    def _hand_out(self, rows: np.ndarray, counts: np.ndarray) -> None:
+        """Give each of ``rows`` its ``counts`` (B,) of pages, from one allocation."""
+        pages, size, held = self.manager.allocate(int(counts.sum())), self.manager.page_size, self._held[rows]
+        self._pages[np.repeat(rows, counts), run_places(held, counts)] = pages
+        self._state.extend_slots(rows, held * size, counts * size, page_slots(pages, size))
+        self._held[rows] = held + counts
 
-    def quiet_passes(self, req: Req) -> int:
-        """Decode passes that can be launched before ``req`` needs slots or reaches its last token."""
-        slots = len(req.extra.pages) * self.manager.page_size
-        return min(slots - req.device_len + 1, req.max_device_len - req.device_len)
+    def quiet_passes(self, rows: np.ndarray) -> int:
+        """Decode passes that can be launched before one of ``rows`` needs slots or reaches its last token."""
+        table = self.table
+        bounds = np.minimum(self._held[rows] * self.manager.page_size + 1, table.max_device_len[rows])
+        return int((bounds - table.device_len[rows]).min())
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
@@ -138,16 +150,16 @@ class Resources:
         """Row and pages back; no pass in flight may touch them any more. What has been computed stays as a prefix."""
         state: ReqState = req.extra
         if state.poisoned:
-            self.manager.drop_req(state.pages, state.handle)
+            self.manager.drop_req(self.pages(req), state.handle)
         else:
             with_kv = min(req.cached_len, req.num_tokens)  # a dropped token has KV but no id
-            self.manager.cache_req(req.tokens[:with_kv], state.pages, state.handle)
+            self.manager.cache_req(req.tokens[:with_kv], self.pages(req), state.handle)
         self.free_rows.append(req.table_idx)
         req.extra = None
 
     def check(self, reqs: Collection[Req]) -> None:
         """Raise :class:`IntegrityError` unless rows and pages are all accounted for by ``reqs`` and the free ones."""
         rows = sorted([*self.free_rows, *(req.table_idx for req in reqs)])
-        if rows != list(range(self._num_rows)):
-            raise IntegrityError(f"{len(reqs)} Reqs and the free rows hold {rows}, the table has {self._num_rows} rows")
-        self.manager.check([(req.extra.pages, req.extra.handle) for req in reqs])
+        if rows != list(range(self.num_rows)):
+            raise IntegrityError(f"{len(reqs)} Reqs and the free rows hold {rows}, the table has {self.num_rows} rows")
+        self.manager.check([(self.pages(req), req.extra.handle) for req in reqs])

@@ -7,8 +7,7 @@ ranks that get the same messages before the same steps therefore launch the same
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from itertools import repeat
+from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from minisgl_core.kvcache import CacheManager, MatchLen, NaiveCache, RadixCache,
 
 from .decode import DecodeSet
 from .limits import Limits
-from .messages import Abort, ClearCache, FinishReason, Message, NewReq, TokenOut
+from .messages import Abort, ClearCache, FinishReason, Message, NewReq, TokenOut, TokenOuts, TokenRun
 from .prefill import PrefillQueue
 from .records import EngineLike, Flight, ForwardOutputLike, PendingReq, ReqState
 from .resources import Resources
@@ -32,8 +31,6 @@ __all__ = ["Scheduler", "SchedulerStats"]
 
 MAX_PREFILL_RUN = 8
 """Prefill passes in a row after which running Reqs get a decode pass: new prompts must not silence them for ever."""
-
-_as_token_out = partial(tuple.__new__, TokenOut)
 
 
 class SchedulerStats(NamedTuple):
@@ -69,8 +66,9 @@ class Scheduler:
         self._resources = Resources(
             CacheManager(engine.num_pages, size, cache),
             engine.max_running_req,
+            self.limits.max_total_len,
             eos_token_ids,
-            engine.state.set_slots,
+            engine.state,
         )
         self._prefill = PrefillQueue(self._resources, config.max_prefill_tokens)
         self._decode = DecodeSet(self._resources)
@@ -80,9 +78,11 @@ class Scheduler:
         self._pending: dict[int, PendingReq] = {}
         self._reqs: dict[int, Req] = {}
         self._flight: Flight | None = None
-        self._outs: list[TokenOut] = []
+        self._outs: list[TokenOut | TokenRun] = []
         self._zombies = 0
         """Reqs that have ended but are part of the pass in flight."""
+        self._ended = np.zeros(engine.max_running_req, dtype=bool)
+        """Their rows."""
         self._waits_for_host = 0
         """Reqs whose next token is sampled with the help of their previous one on the host."""
         self._prefill_run = 0
@@ -159,7 +159,7 @@ class Scheduler:
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
-    def step(self) -> list[TokenOut]:
+    def step(self) -> TokenOuts:
         """Schedule and launch one pass, then process the previous one (without overlap: this one)."""
         if self._waits_for_host:
             self._drain()
@@ -171,7 +171,7 @@ class Scheduler:
             self._drain()
         if self._check:
             self.check_integrity()
-        outs, self._outs = self._outs, []
+        outs, self._outs = TokenOuts(self._outs), []
         return outs
 
     def _drain(self) -> None:
@@ -195,13 +195,15 @@ class Scheduler:
     def _launch_prefill(self) -> Flight | None:
         if not self._prefill.ready:
             return None
-        chosen = self._prefill.next_batch(self._decode.running, self._admitted)
+        chosen = self._prefill.next_batch(self._decode, self._admitted)
         if chosen is None:
             return None
         self._prefill_run += 1
         self._decode.disturb()
-        out = self._forward(Batch(reqs=chosen.reqs, phase="prefill"))
-        return Flight(chosen.reqs, [req.uid for req in chosen.reqs], out, plain=False, chunks=chosen.chunks)
+        rows = np.array([req.table_idx for req in chosen.reqs], dtype=np.int64)
+        batch = Batch(reqs=chosen.reqs, phase="prefill", table=self._resources.table, table_idx=rows)
+        out = self._forward(batch)
+        return Flight(chosen.reqs, [req.uid for req in chosen.reqs], rows, out, plain=False, chunks=chosen.chunks)
 
     def _admitted(self, pending: PendingReq, req: Req) -> None:
         del self._pending[pending.uid]
@@ -213,12 +215,13 @@ class Scheduler:
             return None
         self._prefill_run = 0
         batch = self._decode.take()
+        assert batch.table_idx is not None
         out = self._forward(batch)
-        return Flight(batch.reqs, self._decode.uids, out, plain=self._decode.quiet > 0)
+        return Flight(batch.reqs, self._decode.uids, batch.table_idx, out, plain=self._decode.quiet > 0)
 
     def _refresh_decode(self) -> bool:
-        while reqs := self._decode.candidates():
-            if self._decode.refresh(reqs):
+        while (chosen := self._decode.candidates()).any():
+            if self._decode.refresh(chosen):
                 return True
             if self._flight is not None:
                 self._drain()  # some of its Reqs may end here; and none is preempted with a token under way
@@ -242,23 +245,42 @@ class Scheduler:
     # ---- process -------------------------------------------------------------------------------------------------
 
     def _process(self, flight: Flight) -> None:
+        """Most rows have brought a token and nothing else: they are dealt with together, the others one by one."""
         flight.out.wait()
-        host = flight.out.next_tokens_cpu.numpy()
-        tokens: list[int] = host.tolist()
+        tokens = flight.out.next_tokens_cpu.numpy()
         logprobs = flight.out.logprobs()
-        if flight.plain and not self._zombies and logprobs is None and not self._maybe_stop[host].any():
-            for req, token in zip(flight.reqs, tokens, strict=True):
-                req.append_token(token)
-            self._outs.extend(map(_as_token_out, zip(flight.uids, tokens, repeat(None), repeat(None), repeat(None))))
+        special = self._special_rows(flight, tokens) if logprobs is None else np.ones(len(tokens), dtype=bool)
+        if not special.any():
+            self._bring(flight.uids, flight.rows, tokens)
             return
-        for row, (req, token) in enumerate(zip(flight.reqs, tokens, strict=True)):
+        usual = ~special
+        self._bring(list(compress(flight.uids, usual.tolist())), flight.rows[usual], tokens[usual])
+        for row in np.flatnonzero(special).tolist():
+            req, token = flight.reqs[row], int(tokens[row])
             self._process_row(req, token, row in flight.chunks, logprobs[row] if logprobs else None)
+
+    def _special_rows(self, flight: Flight, tokens: np.ndarray) -> np.ndarray:
+        """(B,) bool: of these a token may be the last one, or none."""
+        rows, table = flight.rows, self._resources.table
+        special: np.ndarray = self._maybe_stop[tokens]
+        if self._zombies:
+            special |= self._ended[rows]
+        if not flight.plain:
+            special |= table.num_tokens[rows] + 1 >= table.max_device_len[rows]
+            special[list(flight.chunks)] = True
+        return special
+
+    def _bring(self, uids: list[int], rows: np.ndarray, tokens: np.ndarray) -> None:
+        """One more token for each of ``rows``."""
+        self._resources.table.append_tokens(rows, tokens)
+        self._outs.append(TokenRun(uids, tokens.tolist()))
 
     def _process_row(self, req: Req, token: int, is_chunk: bool, logprobs: TokenLogprobs | None) -> None:
         state: ReqState = req.extra
         if state.outcome is not None:
             state.poisoned |= token < 0
             self._zombies -= 1
+            self._ended[req.table_idx] = False
             self._release(req)
         elif token < 0:
             state.poisoned = True
@@ -284,8 +306,9 @@ class Scheduler:
         self._outs.append(TokenOut(req.uid, token, reason, error, logprobs))
         req.extra.outcome = reason
         self._withdraw(req)
-        if self._flight is not None and req in self._flight.reqs:
+        if self._flight is not None and req.table_idx in self._flight.rows:
             self._zombies += 1
+            self._ended[req.table_idx] = True
         else:
             self._release(req)
 
@@ -301,4 +324,3 @@ class Scheduler:
         del self._reqs[req.uid]
         self._waits_for_host -= req.sampling_params.edits_logits
         self._prefill.unblock()
-        self._decode.disturb()

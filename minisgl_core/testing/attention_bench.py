@@ -138,6 +138,8 @@ class AttentionBench:
             kv_lens_device,
             self._page_ids(rows, kv_lens_device, max(kv_lens)),
             self.geometry.page_size,
+            self.page_table,
+            rows.to(torch.int32),
         )
         out_loc = self.page_table[req, positions.long()]
         return KitBatch("decode" if phase == "decode" else "prefill", len(lens), len(lens), view, positions, out_loc)
@@ -164,6 +166,8 @@ class AttentionBench:
             kv_lens,
             self._page_ids(rows, kv_lens, max_kv),
             self.geometry.page_size,
+            self.page_table,
+            rows.to(torch.int32),
         )
 
     def _page_ids(self, rows: torch.Tensor, kv_lens: torch.Tensor, max_kv: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minisgl_core.builtin.platform import CpuPlatform
-from minisgl_core.core import Batch, Req, SamplingParams
+from minisgl_core.core import Batch, Req, ReqTable, SamplingParams
 from minisgl_core.engine.state import DecodeState, pack_params
 from minisgl_core.engine.upload import PackedUpload
 from minisgl_core.errors import ConfigError
@@ -50,6 +50,37 @@ def test_slots_params_and_rows_arrive_with_the_next_decode_batch(monkeypatch):
     state.advance_host(batch)
     batch.reqs[0].complete_one()
     state.upload_decode(batch)
+
+
+def test_slots_of_many_rows_are_set_at_once():
+    one_by_one, at_once = make_state(), make_state()
+    rows, starts, counts = np.array([3, 0, 1]), np.array([0, 5, 30]), np.array([4, 1, 2])
+    slots = np.arange(50, 57, dtype=np.int32)
+    at_once.extend_slots(rows, starts, counts, slots)
+    for row, start, some in zip(rows, starts, np.split(slots, np.cumsum(counts)[:-1]), strict=True):
+        one_by_one.set_slots(row, start, some)
+    for state in (one_by_one, at_once):
+        state.upload_decode(Batch([req(0, 2, 1)], "decode", padded_size=1))
+    assert torch.equal(at_once.page_table, one_by_one.page_table)
+    assert at_once.page_table[3, :4].tolist() == [50, 51, 52, 53]
+    assert at_once.host_slots(1, 32)[-3:].tolist() == [-1, 55, 56]
+
+
+def test_a_batch_is_known_by_its_array_of_rows_and_by_its_padding(monkeypatch):
+    state, table = make_state(), ReqTable(4, 16)
+    reqs = [Req(torch.zeros(3, dtype=torch.int32), row, 2, 8, row, SamplingParams(), table=table) for row in (2, 0)]
+    batch = Batch(reqs, "decode", padded_size=2, table=table, table_idx=np.array([2, 0]))
+    sends = []
+    send = state._send
+    monkeypatch.setattr(state, "_send", lambda parts: (sends.append(len(parts)), send(parts))[1])
+    for padded, total in ((2, 1), (2, 1), (4, 2), (4, 2), (2, 3)):
+        batch.padded_size = padded
+        state.upload_decode(batch)
+        assert len(sends) == total
+        assert batch.rows.tolist() == [2, 0] + [state.dummy_row] * (padded - 2)
+    batch.reqs, batch.table_idx = batch.reqs[:1], batch.table_idx[:1]
+    state.upload_decode(batch)
+    assert len(sends) == 4 and batch.rows.tolist() == [2, state.dummy_row]
 
 
 def test_hand_set_fields_win():

@@ -58,6 +58,21 @@ def test_text_comes_token_by_token() -> None:
     }
 
 
+def test_text_may_be_asked_for_late() -> None:
+    late, (early, texts, _) = Output(0, 3, SamplingParams(), Pieces()), play([5, EURO, 1, EOS], "stop")  # type: ignore[arg-type]
+    for token in (5, EURO, 1):
+        assert not late.add_token(token)
+    chunk = late.take()
+    assert chunk is not None
+    assert chunk.text == "".join(texts[:3]) == "abc\u20acG"
+    late.add(TokenOut(0, EOS, "stop"))
+    assert late.answer() == early.answer()
+    assert late.text == "abc\u20acG", "a stop token writes nothing, however often the text is asked for"
+    chunk = late.take()
+    assert chunk is not None
+    assert (chunk.text, chunk.token_ids) == ("", [EOS])
+
+
 def test_text_that_is_not_certain_is_held_and_flushed_at_the_end() -> None:
     _, texts, _ = play([EURO, 0, EURO])
     assert texts == ["", "\u20acDEF", "\u20ac"]

@@ -109,7 +109,7 @@ class Driver:
         self.runner.post(Abort(uid))
 
     def step(self) -> list[TokenOut]:
-        outs = self.runner.step()
+        outs = list(self.runner.step())
         for out in outs:
             self.answers[out.uid].add(out)
         return outs

@@ -133,6 +133,20 @@ def test_any_number_of_splits_gives_the_same(splits: Any) -> None:
     torch.testing.assert_close(out.double().cpu(), reference(pool, q, view, facts), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("size", [1, 16])
+def test_slots_come_from_the_engines_page_table(size: int) -> None:
+    """Lines in another order than the rows, some nobody's; what stands past a row's length is not followed."""
+    pool, q, view = make_case([33, 1, 70], size, 4, 2, 64, torch.float32)
+    own, lines = view.slot_table()
+    table = torch.full((6, own.shape[1] + 5), 2**31 - 1, dtype=torch.int32, device=DEVICE)
+    for row, (line, length) in enumerate(zip((4, 0, 2), view.kv_lens_device.tolist(), strict=True)):
+        table[line, :length] = own[lines[row], :length]
+    view.page_table_device, view.table_idx_device = table, torch.tensor([4, 0, 2], dtype=torch.int32, device=DEVICE)
+    facts = LayerFacts(0.125)
+    out = backend(pool, q, facts).forward(q, q, q, 0, SimpleNamespace(view=view))
+    torch.testing.assert_close(out.double().cpu(), reference(pool, q, view, facts), atol=2e-6, rtol=2e-6)
+
+
 def test_lengths_that_change_on_the_device_are_followed() -> None:
     pool, q, view = make_case([150, 100], 16, 2, 1, 64, torch.float32)
     facts = LayerFacts(0.125)

@@ -19,7 +19,7 @@ MAX_SPLITS = 64
 
 
 class CudaDecodeAttention:
-    """Planless: reads lengths and pages on the device alone, so nothing is done per step but the launches."""
+    """Planless: reads lengths and slots on the device alone, so nothing is done per step but the launches."""
 
     def __init__(self, setup: AttentionSetup, options: DecodeOptions | None = None) -> None:
         self._s = setup
@@ -64,7 +64,7 @@ class CudaDecodeAttention:
             q,
             self._pool.k_cache(layer_id),
             self._pool.v_cache(layer_id),
-            view.page_ids_device,
+            *view.slot_table(),
             view.kv_lens_device,
             self._scratch,
             facts.scale,

@@ -1,5 +1,6 @@
 """Split-KV decode attention (Flash-Decoding, Dao et al. 2023) on paged caches, planned by nobody.
 
+Slots are read from the engine's own page table, whatever the page size: four bytes beside a token's K and V.
 Every row's keys are cut into SPLITS equal parts on the device, so one launch shape serves all lengths and a graph can
 replay it while sequences grow. The query heads that share a kv head form one tile. B rows, K kv heads, G = H / K.
 """
@@ -21,7 +22,8 @@ def _split_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    page_ids_ptr,
+    table_ptr,
+    lines_ptr,
     kv_lens_ptr,
     acc_ptr,
     stat_ptr,
@@ -31,11 +33,10 @@ def _split_kernel(
     q_head,
     slot_stride,
     head_stride,
-    page_row,
+    table_line,
     window,
     G: tl.constexpr,
     DIM: tl.constexpr,
-    PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
     CAP: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -47,6 +48,7 @@ def _split_kernel(
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
     length = tl.load(kv_lens_ptr + row)
+    slots_ptr = table_ptr + tl.load(lines_ptr + row).to(tl.int64) * table_line
     first = tl.maximum(length - window, 0)
     part = tl.cdiv(tl.cdiv(length - first, SPLITS), BLOCK_T) * BLOCK_T
     start = first + split * part
@@ -66,8 +68,7 @@ def _split_kernel(
     for at in range(start, end, BLOCK_T):
         t = at + tl.arange(0, BLOCK_T)
         live = t < end
-        page = tl.load(page_ids_ptr + row * page_row + t // PAGE, mask=live, other=0).to(tl.int64)
-        offset = (page * PAGE + t % PAGE) * slot_stride + head * head_stride
+        offset = tl.load(slots_ptr + t, mask=live, other=0).to(tl.int64) * slot_stride + head * head_stride
         mask = live[:, None] & (d < DIM)[None, :]
         k = tl.load(k_ptr + offset[:, None] + d[None, :], mask=mask, other=0.0)
         v = tl.load(v_ptr + offset[:, None] + d[None, :], mask=mask, other=0.0)
@@ -122,7 +123,8 @@ def _decode_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    page_ids: torch.Tensor,
+    table: torch.Tensor,
+    lines: torch.Tensor,
     kv_lens: torch.Tensor,
     scratch: torch.Tensor,
     scale: float,
@@ -132,16 +134,16 @@ def _decode_attention(
     block_t: int,
 ) -> None:
     rows, q_heads, dim = q.shape
-    _, page_size, kv_heads, _ = k_cache.shape
+    kv_heads = k_cache.shape[2]
     group = q_heads // kv_heads
     size = rows * q_heads * splits
     acc, stat = scratch[: size * dim], scratch[size * dim : size * (dim + 2)]
     block_d = triton.next_power_of_2(dim)
     capped = softcap > 0
     _split_kernel[(rows, kv_heads, splits)](
-        q, k_cache, v_cache, page_ids, kv_lens, acc, stat, scale if capped else scale * 1.4426950408889634, softcap,
-        q.stride(0), q.stride(1), k_cache.stride(1), k_cache.stride(2), page_ids.stride(0), window, G=group, DIM=dim,
-        PAGE=page_size, SPLITS=splits, CAP=capped, BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=block_d,
+        q, k_cache, v_cache, table, lines, kv_lens, acc, stat, scale if capped else scale * 1.4426950408889634,
+        softcap, q.stride(0), q.stride(1), k_cache.stride(1), k_cache.stride(2), table.stride(0), window, G=group,
+        DIM=dim, SPLITS=splits, CAP=capped, BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=block_d,
         BLOCK_T=block_t, UPCAST=INTERPRETED, num_warps=4, num_stages=3,
     )  # fmt: skip
     _combine_kernel[(rows, q_heads)](
@@ -151,10 +153,10 @@ def _decode_attention(
 
 
 decode_attention = library.register(
-    "decode_attention(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_ids, Tensor kv_lens, "
-    "Tensor(b!) scratch, float scale, int window, float softcap, int splits, int block_t) -> ()",
+    "decode_attention(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor table, Tensor lines, "
+    "Tensor kv_lens, Tensor(b!) scratch, float scale, int window, float softcap, int splits, int block_t) -> ()",
     _decode_attention,
     DEVICES,
 )
-"""q (B, H, D), caches (P+1, S, K, D), page_ids (B, P), kv_lens (B,) -> out (B, H, D); softcap 0 = none; scratch float32
-of B * H * splits * (D + 2)"""
+"""q (B, H, D), caches (P+1, S, K, D), kv_lens (B,) -> out (B, H, D). Row b's token at position i is in slot
+``table[lines[b], i]``: table (R, L), lines (B,). softcap 0 = none; scratch float32 of B * H * splits * (D + 2)"""
