@@ -150,6 +150,13 @@ class CudaPlatform:
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.device)[1]
 
+    def peak_bytes(self, work: Callable[[], object]) -> int:
+        before = self.free_bytes()
+        work()
+        self.synchronize()
+        # The allocator gives nothing back by itself: what is missing now is the most that was ever taken at once.
+        return max(0, before - torch.cuda.mem_get_info(self.device)[0])
+
     def can_capture(self) -> bool:
         return True
 
@@ -162,4 +169,5 @@ class CudaPlatform:
     def close(self) -> None:
         self.synchronize()
         torch.cuda.set_stream(torch.cuda.default_stream(self.device))
+        torch._C._cuda_clearCublasWorkspaces()  # one per stream that ever multiplied, and the stream was the engine's
         torch.cuda.empty_cache()

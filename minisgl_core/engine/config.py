@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import torch
 
 from minisgl_core.capsule.steps import StepChoice
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.errors import ConfigError, nearest
+from minisgl_core.plugin_api import SamplingMode
 
-__all__ = ["EngineConfig"]
+__all__ = ["SAMPLING_MODES", "EngineConfig"]
+
+SAMPLING_MODES: Final[tuple[SamplingMode, ...]] = ("greedy", "random", "filtered")
+"""From the cheapest to the dearest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,14 @@ class EngineConfig:
     page_size: int | Literal["auto"] = "auto"
     num_page_override: int | None = None
     memory_ratio: float = 0.9
-    """Share of the memory that is free after loading that the KV pool may take (half of it on a CPU)."""
+    """Share of the memory that is free after loading that the engine may use: KV pool, graphs and passes together. On a
+    CPU half of this, for the pool alone.
+    """
     cache: Literal["radix", "naive"] = "radix"
     cuda_graph_max_bs: int | None = None
     """Largest batch size to record graphs for; 0 = none; None = the device's default (none on a CPU)."""
+    cuda_graph_modes: tuple[SamplingMode, ...] = SAMPLING_MODES
+    """Ways of sampling to record graphs for; a batch that samples in another way runs eagerly."""
     seed: int = 0
     """Unseeded requests use this plus their uid."""
     distributed_port: int | None = None
@@ -102,6 +110,14 @@ class EngineConfig:
             raise ConfigError(
                 f"`device` is {self.device!r}", field="device", value=self.device, remedy="use auto, cpu or cuda"
             )
+        for mode in self.cuda_graph_modes:
+            if mode not in SAMPLING_MODES:
+                raise ConfigError(
+                    f"`cuda_graph_modes` holds {mode!r}",
+                    field="cuda_graph_modes",
+                    value=self.cuda_graph_modes,
+                    remedy=f"give some of {', '.join(SAMPLING_MODES)}",
+                )
         StepChoice.parse(self.record_steps)
         if self.shadow:
             self._check_shadow()

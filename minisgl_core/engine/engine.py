@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
 from minisgl_core.checkpoint import head_is_tied, load_weights, open_source
 from minisgl_core.core import Batch, Context
-from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.modelconfig import read_model_config
+from minisgl_core.plugin_api import MemoryGauge
 from minisgl_core.registry import build, load_class
 
 from .dispatch import AttentionDispatcher
-from .memory import check_context, count_pages
+from .memory import MemoryUse, Reserve, check_context, count_pages
 from .planning import choose_dtype, context_limit, make_plan
-from .sampler import Sampler
+from .rehearsal import rehearse
 from .setups import Setups, capture_sizes
-from .state import DecodeState
-from .step import ForwardOutput, Stepper
+from .stage import Stage
+from .step import ForwardOutput
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import SamplingMode
@@ -34,10 +35,28 @@ OUTPUT_DEPTH = 4
 """Batches whose tokens may be on their way to the host at once; overlap scheduling needs two."""
 
 
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closable)
+
+
 class Engine:
-    """Builds everything in order, then runs passes. ``shutdown()`` gives all memory back."""
+    """Builds everything in order, then runs passes. ``shutdown()`` gives all memory back; so does a failed start."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._closing = ExitStack()
+        try:
+            self._build(config)
+        except BaseException as error:
+            try:
+                self.shutdown()
+            except Exception as another:
+                error.add_note(f"freeing what had been built failed as well: {another}")
+            raise
+
+    def _build(self, config: EngineConfig) -> None:
         # ---- the model's facts, the plan -----------------------------------------------------------------
         self.config, self.tp = config, config.tp_info
         self.model_config = read_model_config(config.model_path)
@@ -47,14 +66,14 @@ class Engine:
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
         self.plan = make_plan(config, self.model_config)
         self.page_size = self.plan.page_size
-        self._closed = False
 
         # ---- the device, the other ranks -----------------------------------------------------------------
         self.platform = load_class(self.plan.choice("platform"))(self.tp.rank)
+        self._closing.callback(self.platform.close)
         self.device: torch.device = self.platform.device
         self.platform.activate()
         setups = Setups(config, self.plan, self.model_config, self.dtype, self.max_seq_len, self.platform)
-        self.comm = build(self.plan.choice("comm"), setups.comm())
+        self.comm = self._closed_later(build(self.plan.choice("comm"), setups.comm()))
         self.comm.check_equal("plan", self.plan.digest())
 
         # ---- the model -----------------------------------------------------------------------------------
@@ -63,51 +82,57 @@ class Engine:
         self.model = load_class(self.plan.choice("models"))(self.ctx)
         self._load_weights()
 
-        # ---- attention before the pool, so that its workspace counts --------------------------------------
+        # ---- what passes and graphs will take; attention's workspace: all before the pool ------------------
+        sizes = capture_sizes(config, self.plan)
+        reserve = rehearse(config, self.ctx, self.plan, setups, self.model, sizes)
         self.watching = self._make_watching(setups)
         watch = None if self.watching is None else self.watching.attention
-        self.attn_backend = AttentionDispatcher(setups.build_attention(), self.max_seq_len, watch)
-        self.ctx.attn = self.attn_backend
+        attn = AttentionDispatcher(setups.build_attention(), self.max_seq_len, watch)
+        self.attn_backend = self.ctx.attn = self._closed_later(attn)
 
-        # ---- the pool, the device state --------------------------------------------------------------------
-        c, kv_heads = self.model_config, setups.kv_heads
-        self.num_pages = count_pages(config, self.ctx, self.page_size, kv_heads, self.dtype)
-        self.kv_cache = PagedKVPool(
-            c.num_layers, self.num_pages, self.page_size, kv_heads, c.head_dim, self.dtype, self.device
+        # ---- the pool, the device state, sampling ----------------------------------------------------------
+        kv_heads = setups.kv_heads
+        self.num_pages = count_pages(config, self.ctx, self.page_size, kv_heads, self.dtype, reserve)
+        stage = self._closed_later(
+            Stage(config, self.ctx, self.model, self.attn_backend, self.num_pages, self.page_size, kv_heads)
         )
-        width = -(-self.max_seq_len // self.page_size) * self.page_size
-        self.state = DecodeState(
-            self.platform,
-            self.max_running_req,
-            width,
-            self.page_size,
-            self.kv_cache.dummy_slot,
-            config.max_prefill_tokens,
-        )
+        self.kv_cache, self.state, self.sampler, self.stepper = stage.pool, stage.state, stage.sampler, stage.stepper
         self.page_table = self.state.page_table
-        self.ctx.pool = self.kv_cache
-        self.model.bind_kv()
-        self.attn_backend.bind(self.kv_cache, self.state)
         if self.watching is not None:
             self.watching.bind(self.kv_cache)
 
-        # ---- sampling, graphs ------------------------------------------------------------------------------
-        self.sampler = Sampler(self.ctx.ops, self.state, config.seed)
-        self.stepper = Stepper(self.model, self.attn_backend, self.sampler, self.state, self.kv_cache)
+        # ---- graphs ----------------------------------------------------------------------------------------
         self._host_tokens = [
             (self.platform.empty_pinned((self.max_running_req + 1,), torch.int32), self.platform.new_event())
             for _ in range(OUTPUT_DEPTH)
         ]
         self._turn = 0
-        sizes = capture_sizes(config, self.plan)
         if sizes:
             self.attn_backend.init_capture_graph(self.max_seq_len, sizes)
-        self.graph_runner = build(self.plan.choice("graph"), setups.graph(self.stepper, sizes))
-        self.graph_runner.capture()
+        self.graph_runner = self._closed_later(build(self.plan.choice("graph"), setups.graph(self.stepper, sizes)))
+        self.memory = self._capture(reserve)
         logger.info("engine ready: %s pages of %s tokens, plan %s", self.num_pages, self.page_size, self.plan.digest())
 
+    def _closed_later(self, thing: T) -> T:
+        """``thing``, which shutdown closes before all that was built earlier."""
+        self._closing.callback(thing.close)
+        return thing
+
+    def _capture(self, reserve: Reserve) -> MemoryUse:
+        """Record the graphs, and compare what they took with what was set aside for them."""
+        measured = isinstance(self.platform, MemoryGauge)
+        before = self.platform.free_bytes() if measured else 0
+        self.graph_runner.capture()
+        after = self.platform.free_bytes() if measured else 0
+        taken, left = (max(0, before - after), after) if measured else (None, None)
+        use = MemoryUse(reserve, self.kv_cache.num_bytes, taken, left)
+        if measured:
+            logger.info("device memory: %s", use)
+        use.warn_if_short()
+        return use
+
     def _make_context(self, setups: Setups) -> Context:
-        kv = build(self.plan.choice("kv"), setups.kv())
+        kv = self._closed_later(build(self.plan.choice("kv"), setups.kv()))
         needs_moe = self.model_config.moe is not None
         return Context(
             config=self.model_config,
@@ -117,9 +142,9 @@ class Engine:
             platform=self.platform,
             comm=self.comm,
             kv=kv,
-            ops=setups.build_ops(kv, self.comm),
-            linear=setups.build_linear(),
-            moe=build(self.plan.choice("moe"), setups.moe()) if needs_moe else None,
+            ops=self._closed_later(setups.build_ops(kv, self.comm)),
+            linear=self._closed_later(setups.build_linear()),
+            moe=self._closed_later(build(self.plan.choice("moe"), setups.moe())) if needs_moe else None,
             max_seq_len=self.max_seq_len,
             max_tokens=self.config.max_prefill_tokens,
         )
@@ -129,7 +154,7 @@ class Engine:
             return None
         from .watching import Watching
 
-        return Watching(self.config, self.plan, self.model_config, setups)
+        return self._closed_later(Watching(self.config, self.plan, self.model_config, setups))
 
     def _load_weights(self) -> None:
         if self.config.dummy_weights:
@@ -191,21 +216,19 @@ class Engine:
         return ForwardOutput(tokens, host, logits, copied, logprob_rows)
 
     def shutdown(self) -> None:
-        """Free graphs, backends, pool and connections, in this order. Calling it twice is harmless."""
-        if self._closed:
-            return
-        self._closed = True
-        self.platform.synchronize()
-        self.graph_runner.close()
-        self.attn_backend.close()
-        if self.watching is not None:
-            self.watching.close()
-        for backend in (self.ctx.moe, self.ctx.linear, self.ctx.ops, self.ctx.kv):
-            if backend is not None:
-                backend.close()
-        self.kv_cache.close()
-        self.comm.close()
-        self.ctx.pool = self.ctx.attn = None
+        """Free graphs, pool, backends and connections, in this order. Calling it twice is harmless.
+
+        What fails to close does not keep the rest from being closed; it is raised at the end.
+        """
+        closing, self._closing = self._closing, ExitStack()
+        if hasattr(self, "platform"):
+            closing.callback(self.platform.synchronize)
+        if hasattr(self, "ctx"):
+            self.ctx.pool = self.ctx.attn = None
+        closing.callback(self._forget)  # first of all, so that the platform, closed last, finds the memory unused
+        closing.close()
+
+    def _forget(self) -> None:
         for name in ("model", "stepper", "sampler", "state", "page_table", "attn_backend", "graph_runner"):
             setattr(self, name, None)
-        self.platform.close()
+        self._host_tokens = []

@@ -1,26 +1,80 @@
-"""How many pages the KV pool gets."""
+"""How the device's memory is divided: what passes and graphs will take comes first, the KV pool gets the rest."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minisgl_core.errors import EngineError
 from minisgl_core.kvcache.pool import PagedKVPool
+from minisgl_core.plugin_api import MemoryGauge
 
 if TYPE_CHECKING:
     from minisgl_core.core import Context
 
     from .config import EngineConfig
 
-__all__ = ["check_context", "count_pages"]
+__all__ = ["MemoryUse", "Reserve", "check_context", "count_pages"]
 
 logger = logging.getLogger(__name__)
 
 CPU_SHARE = 0.5
-"""A CPU's memory belongs to other programs too."""
+"""A CPU's memory belongs to other programs too, and to the other ranks; nor is tried out what passes take of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Bytes that the pool must leave, as a rehearsal measured them; zeros where nothing was rehearsed."""
+
+    tables: int = 0
+    """Device state and buffers of captures, for as long as the engine lives."""
+    passes: int = 0
+    """What the largest eager pass takes at once."""
+    graphs: int = 0
+    num_graphs: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.tables + self.passes + self.graphs
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of one rank's device once its engine stands; None = not measured there."""
+
+    reserve: Reserve
+    pool: int
+    graphs: int | None
+    """What the graphs took in the end."""
+    free: int | None
+    """What is left for passes, and for other programs."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "pool": self.pool,
+            "graphs": self.graphs,
+            "graphs_expected": self.reserve.graphs,
+            "passes_expected": self.reserve.passes,
+            "free": self.free,
+        }
+
+    def warn_if_short(self) -> None:
+        """Log where the largest pass would not find the memory that it took in the rehearsal."""
+        if self.free is not None and self.free < self.reserve.passes:
+            logger.warning(
+                "%s of device memory are left, a pass may need %s; lower `memory_ratio` or `max_prefill_tokens`",
+                in_words(self.free),
+                in_words(self.reserve.passes),
+            )
+
+
+def in_words(count: float) -> str:
+    """For people: three digits or so."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
 def check_context(config: EngineConfig, ctx: Context) -> None:
@@ -43,8 +97,11 @@ def _check_fits(ctx: Context, setting: str, value: int, needed: int, what: str) 
         )
 
 
-def count_pages(config: EngineConfig, ctx: Context, page_size: int, kv_heads: int, kv_dtype: torch.dtype) -> int:
-    """Pages of the pool: what was asked for, else what fits, never more than all rows at full length could use.
+def count_pages(
+    config: EngineConfig, ctx: Context, page_size: int, kv_heads: int, kv_dtype: torch.dtype, reserve: Reserve
+) -> int:
+    """Pages of the pool: what was asked for, else what ``reserve`` leaves, never more than all rows at full length
+    could use.
 
     Every rank gets the same number, the smallest that any of them can hold. Raises :class:`EngineError` if not even one
     sequence of two tokens fits.
@@ -57,17 +114,31 @@ def count_pages(config: EngineConfig, ctx: Context, page_size: int, kv_heads: in
         )
         return config.num_page_override
     useful = config.max_running_req * -(-ctx.max_seq_len // page_size)
-    budget = ctx.platform.free_bytes() * config.memory_ratio
-    if ctx.device.type == "cpu":
-        budget *= CPU_SHARE / ctx.tp.size
-    mine = min(useful, int(budget // page_bytes))
+    free = ctx.platform.free_bytes()
+    shared = ctx.device.type == "cpu" and not isinstance(ctx.platform, MemoryGauge)
+    share = config.memory_ratio * (CPU_SHARE / ctx.tp.size if shared else 1.0)
+    budget = int(free * share) - reserve.total
+    mine = min(useful, max(0, budget // page_bytes - 1))  # one page more is the dummy page
     counts = ctx.comm.all_gather(torch.tensor([[mine]], dtype=torch.int64, device=ctx.device))
     pages = int(counts.min())
     if pages * page_size < 2:
-        raise EngineError(
-            f"the KV pool would hold {pages} pages of {page_bytes} bytes within {int(budget)} free bytes",
-            field="memory_ratio",
-            value=config.memory_ratio,
-            remedy="free memory, raise `memory_ratio` or choose a smaller model",
-        )
+        raise _no_room(config, free, share, reserve, page_bytes)
     return pages
+
+
+def _no_room(config: EngineConfig, free: int, share: float, reserve: Reserve, page_bytes: int) -> EngineError:
+    taken = {
+        f"passes of up to {config.max_prefill_tokens} tokens": reserve.passes,
+        f"{reserve.num_graphs} graphs": reserve.graphs,
+        "page table and buffers": reserve.tables,
+    }
+    parts = ", ".join(f"{what} {in_words(count)}" for what, count in taken.items() if count)
+    lower = ["max_prefill_tokens", "max_running_req"] + ["cuda_graph_max_bs"] * bool(reserve.graphs)
+    advice = f"lower `{'`, `'.join(lower)}` or `max_seq_len_override`, " if reserve.total else ""
+    return EngineError(
+        f"no memory is left for the KV pool, one page of which takes {in_words(page_bytes)}: of {in_words(free)} free"
+        f" after loading, {share:.0%} may be used{f', and {parts} come first' if parts else ''}",
+        field="memory_ratio",
+        value=config.memory_ratio,
+        remedy=f"{advice}free memory, raise `memory_ratio` or choose a smaller model",
+    )

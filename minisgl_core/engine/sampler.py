@@ -9,6 +9,7 @@ import torch
 
 from minisgl_core.plugin_api import SampleArgs
 
+from .config import SAMPLING_MODES
 from .state import pack_params
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from .state import DecodeState
 
 __all__ = ["LogprobRows", "Sampler", "TokenLogprobs"]
-
-MODES: tuple[SamplingMode, ...] = ("greedy", "random", "filtered")
 
 
 class TokenLogprobs(NamedTuple):
@@ -77,7 +76,7 @@ class Sampler:
                     if owner is not req:
                         self._claim(req, req.table_idx)
             self._seen = batch.table_idx
-            self._mode = MODES[self._row_mode[rows].max()]
+            self._mode = SAMPLING_MODES[self._row_mode[rows].max()]
             self._edits = bool(self._row_edits[rows].any())
         return self._mode
 

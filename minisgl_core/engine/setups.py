@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,7 @@ from minisgl_core.plugin_api import (
 )
 from minisgl_core.registry import build
 
+from .config import SAMPLING_MODES
 from .dispatch import NO_LIMIT, Route
 from .progress import progress_bar
 
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
         LinearBackend,
         Phase,
         Platform,
-        SamplingMode,
     )
     from minisgl_core.registry import Choice, Plan
 
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["LinearRoute", "ResolvedLinear", "ResolvedOps", "Setups", "capture_sizes"]
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
-MODES: tuple[SamplingMode, ...] = ("greedy", "random", "filtered")
 
 
 class ResolvedOps:
@@ -191,22 +191,24 @@ class Setups:
 
     def graph(self, host: GraphHost, sizes: tuple[int, ...]) -> GraphSetup:
         quiet = not (self._config.progress and self._config.tp_info.is_primary)
+        modes = tuple(mode for mode in SAMPLING_MODES if mode in self._config.cuda_graph_modes)
         return GraphSetup(
-            self._platform, self._device, host, sizes, MODES, self._max_seq_len, None if quiet else progress_bar
+            self._platform, self._device, host, sizes, modes, self._max_seq_len, None if quiet else progress_bar
         )
 
     def build_attention(self) -> dict[Phase, list[Route]]:
         """By phase, the plan's backends with the numbers of rows that they serve. Equal choices are built once."""
         built: dict[Any, AttentionBackend] = {}
         routes: dict[Phase, list[Route]] = {phase: [] for phase in PHASES}
-        for phase in PHASES:
-            for limit, choice in self._plan.by_batch("attention", phase=phase):
-                page_size = choice.page_size or self._plan.page_size
-                key = (*_identity(choice), page_size)
-                if key not in built:
-                    built[key] = build(choice, self.attention(page_size))
-                host_plan = phase in choice.host_plan
-                routes[phase].append(Route(built[key], page_size, host_plan, limit or NO_LIMIT, choice.label))
+        with _all_or_none(built):
+            for phase in PHASES:
+                for limit, choice in self._plan.by_batch("attention", phase=phase):
+                    page_size = choice.page_size or self._plan.page_size
+                    key = (*_identity(choice), page_size)
+                    if key not in built:
+                        built[key] = build(choice, self.attention(page_size))
+                    host_plan = phase in choice.host_plan
+                    routes[phase].append(Route(built[key], page_size, host_plan, limit or NO_LIMIT, choice.label))
         return routes
 
     def build_linear(self) -> LinearBackend:
@@ -221,8 +223,9 @@ class Setups:
                 found.append(LinearRoute(built[_identity(choice)], limit or NO_LIMIT))
             return found
 
-        default = routes(None)
-        by_shape = {shape: routes(shape) for shape in self._plan.shapes("linear")}
+        with _all_or_none(built):
+            default = routes(None)
+            by_shape = {shape: routes(shape) for shape in self._plan.shapes("linear")}
         if len(built) == 1:
             return default[0].backend
         return ResolvedLinear(default, by_shape)
@@ -246,15 +249,27 @@ class Setups:
         )
         built: dict[Any, Any] = {}
         methods = {}
-        for op in OP_NAMES:
-            if op == "route" and m.moe is None:
-                continue  # the plan has no entry for what the model never calls
-            choice = self._plan.choice("ops", op=op)
-            key = _identity(choice)
-            if key not in built:
-                built[key] = build(choice, setup)
-            methods[op] = getattr(built[key], op)
+        with _all_or_none(built):
+            for op in OP_NAMES:
+                if op == "route" and m.moe is None:
+                    continue  # the plan has no entry for what the model never calls
+                choice = self._plan.choice("ops", op=op)
+                key = _identity(choice)
+                if key not in built:
+                    built[key] = build(choice, setup)
+                methods[op] = getattr(built[key], op)
         return ResolvedOps(methods, list(built.values()))  # type: ignore[return-value]
+
+
+@contextmanager
+def _all_or_none(built: Mapping[Any, Any]) -> Iterator[None]:
+    """What was built before the next one failed is closed."""
+    try:
+        yield
+    except BaseException:
+        for backend in built.values():
+            backend.close()
+        raise
 
 
 def _identity(choice: Choice) -> tuple[str, str, str]:
@@ -263,7 +278,7 @@ def _identity(choice: Choice) -> tuple[str, str, str]:
 
 def capture_sizes(config: EngineConfig, plan: Plan) -> tuple[int, ...]:
     """Batch sizes to record: 1, 2, 4, then multiples of 8, up to the largest asked for."""
-    if plan.choice("graph").graph == "never":
+    if plan.choice("graph").graph == "never" or not config.cuda_graph_modes:
         return ()
     largest = config.max_running_req if config.graph_max_bs is None else config.graph_max_bs
     largest = min(largest, config.max_running_req)

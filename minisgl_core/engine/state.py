@@ -244,6 +244,13 @@ class DecodeState:
             "DecodeState.params": self.params,
         }
 
+    def close(self) -> None:
+        """Drop all memory but this record itself, which a scheduler may go on to refer to."""
+        empty = torch.empty(0, dtype=torch.int32)
+        self.page_table = self.lengths = self.last_token = self.params = self.rows = self.iota = empty
+        self._slots_host = np.empty((0, 0), dtype=np.int32)
+        del self._upload
+
 
 def _columns(staged: Mapping[int, Any]) -> list[np.ndarray]:
     """[rows, their values one after the other] as flat int32 arrays, or nothing."""

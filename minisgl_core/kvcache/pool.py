@@ -41,6 +41,11 @@ class PagedKVPool:
         return 2 * num_layers * page_size * kv_heads * head_dim * dtype.itemsize
 
     @property
+    def num_bytes(self) -> int:
+        """Of all layers, the dummy page included."""
+        return 0 if self._storage is None else self._storage.nbytes
+
+    @property
     def num_tokens(self) -> int:
         """Slots that can be allocated."""
         return self.num_pages * self.page_size

@@ -91,6 +91,7 @@ class Runner:
         """End all ranks and free the engine's memory. Calling it twice is harmless."""
         # After a failure the others may be waiting for this rank in the middle of a step.
         self._ranks.close(GRACE_S if self.usable else 0)
+        self.scheduler.close()
         self.engine.shutdown()
         self._restore_threads()
 

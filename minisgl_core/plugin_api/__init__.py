@@ -11,7 +11,7 @@ from .linear import LinearBackend, LinearSetup
 from .moe import MoEExecutor, MoESetup
 from .ops import OP_NAMES, LayerOps, OpsSetup, SampleArgs, SamplingMode
 from .pinned import PinnedRing
-from .platform import CapturedGraph, Event, Platform
+from .platform import CapturedGraph, Event, MemoryGauge, Platform
 from .spec import (
     ANY,
     API_VERSIONS,
@@ -60,6 +60,7 @@ __all__ = [
     "LayerOps",
     "LinearBackend",
     "LinearSetup",
+    "MemoryGauge",
     "MoEExecutor",
     "MoESetup",
     "MultipleOf",

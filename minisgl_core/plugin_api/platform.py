@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CapturedGraph", "Event", "Platform"]
+__all__ = ["CapturedGraph", "Event", "MemoryGauge", "Platform"]
 
 
 class Event(Protocol):
@@ -75,7 +75,9 @@ class Platform(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def free_bytes(self) -> int: ...
+    def free_bytes(self) -> int:
+        """Memory that could be allocated now; what allocators keep without using it counts as free."""
+        ...
 
     def total_bytes(self) -> int: ...
 
@@ -86,3 +88,12 @@ class Platform(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class MemoryGauge(Protocol):
+    """An optional part of a platform: with it, passes and graphs are tried out before the KV pool is sized."""
+
+    def peak_bytes(self, work: Callable[[], object]) -> int:
+        """Call ``work`` and wait for it: the most memory it took at once, beyond what was taken when it began."""
+        ...

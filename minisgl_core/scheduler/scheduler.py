@@ -118,6 +118,10 @@ class Scheduler:
         """Forget all prefixes that no running Req uses."""
         self._resources.manager.clear_cache()
 
+    def close(self) -> None:
+        """The engine is about to be shut down: let go of the batches that refer to its memory."""
+        self._flight, self._decode = None, DecodeSet(self._resources)
+
     # ---- messages ------------------------------------------------------------------------------------------------
 
     def apply(self, messages: Iterable[Message]) -> None:

@@ -44,7 +44,7 @@ class EngineSettings(_Section):
         default=None, description="pages of the KV pool; unset = what memory allows"
     )
     memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.9, description="share of free memory for the KV pool"
+        default=0.9, description="share of free memory for KV pool, graphs and passes"
     )
     cuda_graph_max_bs: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="largest batch to record graphs for; 0 = none; unset = the device's default"

@@ -49,6 +49,7 @@ PINNED = {
         "LayerOps",
         "LinearBackend",
         "LinearSetup",
+        "MemoryGauge",
         "MoEExecutor",
         "MoESetup",
         "MultipleOf",

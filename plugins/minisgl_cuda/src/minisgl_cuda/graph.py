@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from minisgl_core.plugin_api import padded_size
+from minisgl_core.plugin_api import StepOutput, padded_size
+
+from .borrow import Lease, borrowed
 
 if TYPE_CHECKING:
-    from minisgl_core.plugin_api import BatchLike, CapturedGraph, GraphSetup, SamplingMode, StepOutput
+    from minisgl_core.plugin_api import BatchLike, CapturedGraph, GraphSetup, SamplingMode
 
 __all__ = ["CudaGraphRunner"]
 
@@ -19,16 +22,23 @@ WARM_UPS = 2
 """Runs before a capture: on the first, kernels compile and libraries allocate; the second shows that they are done."""
 
 
+class _Recorded(NamedTuple):
+    graph: CapturedGraph
+    output: StepOutput
+    """Borrowed from the shared memory pool"""
+
+
 class CudaGraphRunner:
     """Replays are one launch. Inputs are the core's fixed buffers, so a replay copies nothing.
 
-    What :meth:`replay` returns is valid until the next replay, of whichever size: all graphs share one memory pool.
+    What :meth:`replay` returns is valid until the next replay, of whichever size: all graphs share one memory pool, and
+    the runner holds no tensor in it. Held, the logits of all sizes and modes would add up to gigabytes.
     """
 
     def __init__(self, setup: GraphSetup, options: Any = None) -> None:
         self._setup, self._host, self._platform = setup, setup.host, setup.platform
         self._sizes = tuple(sorted(setup.bs_list))
-        self._graphs: dict[Key, tuple[CapturedGraph, StepOutput]] = {}
+        self._graphs: dict[Key, _Recorded] = {}
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -49,7 +59,11 @@ class CudaGraphRunner:
             step()
         self._platform.synchronize()
         graph, output, pool = self._platform.capture(step, pool)
-        self._graphs[key] = (graph, output)
+        lease = Lease()
+        # The graph goes when neither the runner nor anybody who kept an output needs its memory any more.
+        weakref.finalize(lease, graph.close).atexit = False
+        kept = StepOutput(borrowed(output.logits, lease), borrowed(output.next_tokens, lease))
+        self._graphs[key] = _Recorded(graph, kept)
         return pool
 
     def pad_batch(self, batch: BatchLike) -> None:
@@ -68,7 +82,5 @@ class CudaGraphRunner:
         return output
 
     def close(self) -> None:
-        """Drop all graphs and their memory."""
-        for graph, _ in self._graphs.values():
-            graph.close()
+        """Drop all graphs. Their memory goes with them, or with the last of their outputs that somebody still holds."""
         self._graphs.clear()

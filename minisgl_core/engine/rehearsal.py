@@ -1,0 +1,154 @@
+"""What passes and graphs take of the device, tried out on a pool of one page before the real pool gets the rest.
+
+The rehearsal has attention backends of its own, so that those that serve are bound, planned and captured once. Every
+rank does the same work in the same order: the model's collectives meet.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minisgl_core.core import Batch, Req, SamplingParams
+from minisgl_core.errors import EngineError
+from minisgl_core.kvcache.pool import PagedKVPool
+from minisgl_core.plugin_api import MemoryGauge
+from minisgl_core.registry import build
+
+from .config import SAMPLING_MODES
+from .dispatch import AttentionDispatcher
+from .memory import Reserve, in_words
+from .stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from minisgl_core.core import Context
+    from minisgl_core.plugin_api import Phase, StepOutput
+    from minisgl_core.registry import Plan
+
+    from .config import EngineConfig
+    from .setups import Setups
+
+__all__ = ["estimate_graphs", "longest_rows", "rehearse"]
+
+REHEARSED_SIZES = 2
+"""Graphs of the largest size say what the shared memory of all takes, those of the next what each one adds to it."""
+
+
+def rehearse(
+    config: EngineConfig, ctx: Context, plan: Plan, setups: Setups, model: Any, sizes: Sequence[int]
+) -> Reserve:
+    """Run the largest passes, capture the largest of the ``sizes``, and give everything back.
+
+    Nothing is done, and nothing reserved, where the pool's size is given or the platform is no :class:`MemoryGauge`.
+    Raises :class:`EngineError` if the device's memory does not even suffice for this.
+    """
+    if config.num_page_override is not None or not isinstance(ctx.platform, MemoryGauge):
+        return Reserve()
+    free = ctx.platform.free_bytes()
+    try:
+        return _Rehearsal(config, ctx, plan, setups, sizes).run(model)
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"a pass of {config.max_prefill_tokens} tokens or graphs of {max(sizes, default=0)} rows need more than the"
+            f" {in_words(free)} that are free after loading: {str(error).splitlines()[0]}",
+            field="max_prefill_tokens",
+            value=config.max_prefill_tokens,
+            remedy="lower `max_prefill_tokens`, `max_running_req` or `cuda_graph_max_bs`",
+        ) from error
+    finally:
+        ctx.pool = None
+
+
+class _Rehearsal:
+    """One rehearsal: everything that it builds is gone when :meth:`run` returns."""
+
+    def __init__(self, config: EngineConfig, ctx: Context, plan: Plan, setups: Setups, sizes: Sequence[int]) -> None:
+        self._config, self._ctx, self._plan, self._setups, self._sizes = config, ctx, plan, setups, sizes
+
+    @torch.inference_mode()
+    def run(self, model: Any) -> Reserve:
+        ctx, plan, kv_heads = self._ctx, self._plan, self._setups.kv_heads
+        with ExitStack() as closing:
+            attn = AttentionDispatcher(self._setups.build_attention(), ctx.max_seq_len)
+            closing.callback(attn.close)
+            before = ctx.platform.free_bytes()
+            stage = Stage(self._config, ctx, model, attn, 1, plan.page_size, kv_heads)
+            closing.callback(stage.close)
+            if self._sizes:
+                attn.init_capture_graph(ctx.max_seq_len, tuple(self._sizes))
+            c = ctx.config
+            pool = 2 * PagedKVPool.bytes_per_page(c.num_layers, plan.page_size, kv_heads, c.head_dim, ctx.dtype)
+            tables = max(0, before - ctx.platform.free_bytes() - pool)
+            assert isinstance(ctx.platform, MemoryGauge)
+            passes = ctx.platform.peak_bytes(lambda: self._passes(stage, attn))
+            graphs, num_graphs = self._capture(stage, closing) if self._sizes else (0, 0)
+            return Reserve(tables, passes, graphs, num_graphs)
+
+    def _passes(self, stage: Stage, attn: AttentionDispatcher) -> None:
+        """The largest passes of both phases, eagerly: as many rows and tokens as may be, each at the longest context.
+
+        Under overlap scheduling the logits of one pass are still there while the next one runs.
+        """
+        config, longest = self._config, self._ctx.max_seq_len - 1
+        rows = config.max_running_req
+        kept = self._pass(stage, attn, "decode", (1,) * rows)
+        self._pass(stage, attn, "prefill", longest_rows(config.max_prefill_tokens, rows, longest))
+        del kept
+
+    def _pass(self, stage: Stage, attn: AttentionDispatcher, phase: Phase, lens: Sequence[int]) -> StepOutput:
+        """The last chunks, of ``lens`` tokens, of prompts of the longest kind."""
+        longest = self._ctx.max_seq_len - 1
+        prompt, params = torch.zeros(longest, dtype=torch.int32), SamplingParams(max_tokens=1)
+        reqs = [Req(prompt, row, longest - n, 1, row, params) for row, n in enumerate(lens)]
+        batch = Batch(reqs=reqs, phase=phase, mode=SAMPLING_MODES[-1])
+        attn.prepare_metadata(batch)  # unset rows of the page table name slot 0: it stands for every token
+        return stage.stepper.step(batch)
+
+    def _capture(self, stage: Stage, closing: ExitStack) -> tuple[int, int]:
+        """(bytes that all graphs will take, their number)"""
+        platform = self._ctx.platform
+        setup = self._setups.graph(stage.stepper, tuple(self._sizes[-REHEARSED_SIZES:]))
+        free = [platform.free_bytes()]
+
+        def started(title: str, total: int) -> Callable[[], None]:
+            return lambda: free.append(platform.free_bytes())
+
+        runner = build(self._plan.choice("graph"), replace(setup, progress=started))
+        closing.callback(runner.close)
+        runner.capture()
+        platform.synchronize()
+        modes, made = len(setup.modes), len(setup.modes) * len(setup.bs_list)
+        if len(free) != made + 1:  # a runner that does not say when a graph is done
+            free = [free[0], platform.free_bytes()]
+        total = modes * len(self._sizes)
+        return estimate_graphs(free, modes, made, total), total
+
+
+def longest_rows(tokens: int, rows: int, longest: int) -> tuple[int, ...]:
+    """Lengths of at most ``rows`` rows of together at most ``tokens``: the first ones as long as can be, down to one.
+
+    Such a pass has both extremes: the longest row, and the most rows of logits.
+    """
+    lens, left = [], tokens
+    for after in range(min(rows, tokens) - 1, -1, -1):
+        lens.append(min(longest, left - after))
+        left -= lens[-1]
+    return tuple(lens)
+
+
+def estimate_graphs(free: Sequence[int], modes: int, made: int, total: int) -> int:
+    """Bytes of ``total`` graphs, from the free memory before the first of ``made`` graphs and after each.
+
+    ``modes`` graphs of the largest size come first. If only the last reading is there, each graph counts alike.
+    """
+    if len(free) == 2 and made > 1:
+        return max(0, free[0] - free[1]) * total // made
+    shared = 1 if made == modes else modes  # graphs that may have made the shared memory grow
+    first = max(0, free[0] - free[shared])
+    others = max(0, free[shared] - free[-1])
+    return first + (others * (total - shared) // (made - shared) if made > shared else 0)

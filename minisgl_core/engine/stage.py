@@ -1,0 +1,53 @@
+"""Everything of an engine that hangs on its KV pool, from the pool to the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minisgl_core.kvcache.pool import PagedKVPool
+
+from .sampler import Sampler
+from .state import DecodeState
+from .step import Stepper
+
+if TYPE_CHECKING:
+    from minisgl_core.core import Context
+
+    from .config import EngineConfig
+    from .dispatch import AttentionDispatcher
+
+__all__ = ["Stage"]
+
+
+class Stage:
+    """Pool, device state, sampler and step, bound to model and attention. A later stage takes over from an earlier one.
+
+    ``kv_heads``: this rank's.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        ctx: Context,
+        model: Any,
+        attn: AttentionDispatcher,
+        num_pages: int,
+        page_size: int,
+        kv_heads: int,
+    ) -> None:
+        c = ctx.config
+        self.pool = PagedKVPool(c.num_layers, num_pages, page_size, kv_heads, c.head_dim, ctx.dtype, ctx.device)
+        width = -(-ctx.max_seq_len // page_size) * page_size
+        self.state = DecodeState(
+            ctx.platform, config.max_running_req, width, page_size, self.pool.dummy_slot, config.max_prefill_tokens
+        )
+        ctx.pool = self.pool
+        model.bind_kv()
+        attn.bind(self.pool, self.state)
+        self.sampler = Sampler(ctx.ops, self.state, config.seed)
+        self.stepper = Stepper(model, attn, self.sampler, self.state, self.pool)
+
+    def close(self) -> None:
+        """Drop pool and device state. Model and attention let go of them when they are bound anew, or closed."""
+        self.pool.close()
+        self.state.close()
