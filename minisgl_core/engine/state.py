@@ -68,7 +68,6 @@ class DecodeState:
         self._resume: dict[int, tuple[int, int]] = {}
         self._on_device = np.empty(0, dtype=np.int32)
         """What ``rows`` holds for the present decode batch, padding included."""
-        self._on_device_rows = self.rows[:0]
         self._lengths_host = np.zeros(rows, dtype=np.int64)
         self._decode_reqs: list[Req] = []
         self._decode_idx: np.ndarray | None = None
@@ -103,7 +102,8 @@ class DecodeState:
             self._upload_rows(batch)
         elif self._slots or self._params:
             self._send([])
-        batch.rows = self._on_device_rows
+        if batch.rows is None:
+            batch.rows = self.rows[: batch.padded_size]
 
     def _is_new(self, batch: Batch) -> bool:
         """Does it differ from the decode batch before?"""
@@ -118,9 +118,9 @@ class DecodeState:
         rows[: batch.size] = batch.rows_host()
         self._resync(batch)
         (sent,) = self._send([rows])
-        self._on_device, self._on_device_rows = rows, self.rows[: batch.padded_size]
-        self._on_device_rows.copy_(sent)
-        self._decode_reqs, self._decode_idx = list(batch.reqs), batch.table_idx
+        batch.rows = self.rows[: batch.padded_size]
+        batch.rows.copy_(sent)
+        self._on_device, self._decode_reqs, self._decode_idx = rows, list(batch.reqs), batch.table_idx
 
     def upload_prefill(self, batch: Batch) -> PrefillInputs:
         """Send a prefill pass's lengths and, unless set by hand, its tokens."""
