@@ -22,6 +22,7 @@ class Attention(Layer):
     def __init__(self, ctx: Context, layer_id: int, cos_sin: torch.Tensor) -> None:
         c = ctx.config
         self._ctx, self._layer, self._cos_sin, self._eps = ctx, layer_id, cos_sin, c.rms_norm_eps
+        self._norm_rope_store = ctx.ops.qk_norm_rope_store
         self.qkv_proj = QKVLinear(ctx, c.hidden_size, c.num_q_heads, c.num_kv_heads, c.head_dim, c.qkv_bias)
         self.q_norm = RMSNorm(ctx, c.head_dim, c.rms_norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(ctx, c.head_dim, c.rms_norm_eps) if c.qk_norm else None
@@ -37,7 +38,7 @@ class Attention(Layer):
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x (T, hidden) -> new (T, hidden), still to be summed over ranks."""
         assert self._caches is not None and batch.positions is not None and batch.out_loc is not None
-        q, k, v = self._ctx.ops.qk_norm_rope_store(
+        q, k, v = self._norm_rope_store(
             self.qkv_proj.forward(x),
             None if self.q_norm is None else self.q_norm.weight,
             None if self.k_norm is None else self.k_norm.weight,
@@ -48,4 +49,4 @@ class Attention(Layer):
             batch.out_loc,
         )
         heads: torch.Tensor = batch.attn.forward(q, k, v, self._layer, batch)
-        return self.o_proj.partial(heads.reshape(heads.shape[0], -1))
+        return self.o_proj.partial(heads.flatten(1))

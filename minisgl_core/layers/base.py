@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import Generic, TypeVar
 
 from minisgl_core.checkpoint import WeightSlot
 
@@ -23,10 +24,13 @@ class Layer:
             child.finish()
 
 
-class OpList(Layer):
+L = TypeVar("L", bound=Layer)
+
+
+class OpList(Layer, Generic[L]):
     """Layers that a checkpoint numbers from 0."""
 
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[L]) -> None:
         self.op_list = list(layers)
 
     def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:

@@ -39,6 +39,7 @@ class Linear(Layer):
         self._ctx = ctx
         self.weight = torch.empty(out_features, in_features, dtype=ctx.dtype, device=ctx.device)
         self.bias = torch.zeros(out_features, dtype=ctx.dtype, device=ctx.device) if bias else None
+        self._product = ctx.linear.forward
         self._prepared: Any = None
 
     def finish(self) -> None:
@@ -47,7 +48,7 @@ class Linear(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, in) -> new (T, out)."""
-        return self._ctx.linear.forward(x, self._prepared, self.bias)
+        return self._product(x, self._prepared, self.bias)
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "weight", self.weight
@@ -126,6 +127,8 @@ class RowLinear(Linear):
     def __init__(self, ctx: Context, out_features: int, in_features: int, bias: bool = False) -> None:
         self._in = in_features
         super().__init__(ctx, out_features, split_evenly("row-parallel input width", in_features, ctx.tp.size), bias)
+        # Counted once: the sum over ranks follows.
+        self._own_bias = self.bias if ctx.tp.is_primary else None
 
     def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
         rank, (rows, local) = self._ctx.tp.rank, self.weight.shape
@@ -136,9 +139,7 @@ class RowLinear(Linear):
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, in of this rank) -> new (T, out), still to be summed over ranks."""
-        # Counted once: the sum over ranks follows.
-        bias = self.bias if self._ctx.tp.is_primary else None
-        return self._ctx.linear.forward(x, self._prepared, bias)
+        return self._product(x, self._prepared, self._own_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._ctx.comm.all_reduce(self.partial(x))

@@ -25,13 +25,13 @@ class DenseMLP(Layer):
 
     def __init__(self, ctx: Context, width: int, bias: bool = False) -> None:
         hidden = ctx.config.hidden_size
-        self._ops = ctx.ops
+        self._act_and_mul = ctx.ops.act_and_mul
         self.gate_up_proj = ColumnMergedLinear(ctx, hidden, {"gate_proj": width, "up_proj": width}, bias)
         self.down_proj = RowLinear(ctx, hidden, width, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, hidden) -> new (T, hidden), still to be summed over ranks."""
-        return self.down_proj.partial(self._ops.act_and_mul(self.gate_up_proj.forward(x)))
+        return self.down_proj.partial(self._act_and_mul(self.gate_up_proj.forward(x)))
 
 
 class Experts(Layer):

@@ -21,7 +21,7 @@ class RMSNorm(Layer):
     """A weight and an epsilon; the arithmetic is the chosen ops backend's."""
 
     def __init__(self, ctx: Context, size: int, eps: float) -> None:
-        self._ops = ctx.ops
+        self._norm, self._add_norm = ctx.ops.rms_norm, ctx.ops.allreduce_add_rms_norm
         self.weight = torch.empty(size, dtype=ctx.dtype, device=ctx.device)
         self.eps = eps
 
@@ -30,8 +30,8 @@ class RMSNorm(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, N) -> new (T, N)."""
-        return self._ops.rms_norm(x, self.weight, self.eps)
+        return self._norm(x, self.weight, self.eps)
 
     def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x (T, N), this rank's summand -> (norm of the sum of x over ranks plus residual, that sum)."""
-        return self._ops.allreduce_add_rms_norm(x, residual, self.weight, self.eps)
+        return self._add_norm(x, residual, self.weight, self.eps)

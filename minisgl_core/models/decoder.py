@@ -65,7 +65,6 @@ class Decoder(Layer):
         assert batch.input_ids is not None
         x, residual = self.embed_tokens.forward(batch.input_ids), None
         for layer in self.layers.op_list:
-            assert isinstance(layer, DecoderLayer)
             x, residual = layer.forward(x, residual, batch)
         assert residual is not None
         if batch.last_rows is not None:
@@ -92,7 +91,6 @@ class DecoderForCausalLM(Layer):
     def bind_kv(self) -> None:
         """The KV pool is allocated."""
         for layer in self.model.layers.op_list:
-            assert isinstance(layer, DecoderLayer)
             layer.self_attn.bind_kv()
 
     def forward(self, batch: Batch) -> torch.Tensor:

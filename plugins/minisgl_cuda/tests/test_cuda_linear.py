@@ -43,5 +43,5 @@ def test_the_table_decides_and_more_rows_go_to_the_library(monkeypatch: pytest.M
     ours._tiles = table
     weight = torch.randn(64, 128, device=DEVICE)
     for rows in (1, 2, 9, 17):
-        ours.forward(torch.randn(rows, 128, device=DEVICE), weight)
+        ours.forward(torch.randn(rows, 128, device=DEVICE), ours.prepare_weights(weight))
     assert calls == [1, 9]  # 2: measured slower; 17: too many

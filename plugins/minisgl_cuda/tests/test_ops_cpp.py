@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minisgl_core.builtin.ops import ComposedOps
 from minisgl_cpu_sim.cuda_sim import SimulatedFault, SimulatedProgram
 from minisgl_cuda.kv_build import CSRC
 from minisgl_cuda.ops_cpp import (
@@ -119,6 +121,47 @@ def test_pieces_and_elements_are_chosen_by_every_address_and_stride(ops: Compile
         torch.testing.assert_close(ops.rms_norm(x, w, 1e-6), torch.nn.functional.rms_norm(x, x.shape[1:], w, 1e-6))
     names = [name.partition("<")[2] for name, _ in simulated_ops.seen]
     assert names == ["float, 4>", "float, 1>", "float, 1>", "float, 1>", "float, 1>"]
+
+
+def _store(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out_loc: torch.Tensor
+) -> None:
+    for cache, rows in ((k_cache, k), (v_cache, v)):
+        cache.flatten(0, 1)[out_loc] = rows
+
+
+def test_what_a_layers_calls_share_is_kept_for_its_own_tensors_only(ops: CompiledOps, simulated_ops: Any) -> None:
+    setup: Any = SimpleNamespace(q_heads=2, kv_heads=1, head_dim=16, kv=SimpleNamespace(store=_store))
+    reference, where = ComposedOps(setup), torch.tensor([3, 0], dtype=torch.int32)
+    k_cache, v_cache, other_cache = torch.zeros(3, 3, 2, 1, 16)
+    angles, weights = torch.randn(2, 4, 16), torch.randn(4, 17)
+    aligned, odd = torch.randn(2, 64), torch.randn(2, 65)[:, :64]
+    for qkv, q_weight, k_weight, table, values in (
+        (aligned, weights[0, 1:], weights[1, 1:], angles[0], v_cache),
+        (aligned, None, None, angles[0], v_cache),
+        (odd, None, None, angles[0], v_cache),  # rows that are no multiples of 16 bytes
+        (aligned, None, None, angles[1], v_cache),
+        (aligned, None, None, angles[1], other_cache),
+    ):
+        expected = torch.zeros(3, 2, 1, 16)
+        rows = torch.empty_strided(qkv.shape, qkv.stride()).copy_(qkv)
+        out = ops.qk_norm_rope_store(rows, q_weight, k_weight, 1e-6, where, table, k_cache, values, where)
+        stored, k_stored = values.clone(), k_cache.clone()
+        want = reference.qk_norm_rope_store(qkv, q_weight, k_weight, 1e-6, where, table, k_cache, expected, where)
+        for got, right in zip((*out, stored, k_stored), (*want, expected, k_cache), strict=True):
+            torch.testing.assert_close(got, right)
+        values.zero_()
+    names = [name.partition("<")[2] for name, _ in simulated_ops.seen]
+    assert names == ["float, 1>", "float, 4>", "float, 1>", "float, 4>", "float, 4>"]
+
+
+def test_a_closed_backend_holds_no_cache(ops: CompiledOps) -> None:
+    ids, caches = torch.tensor([1, 0], dtype=torch.int32), [torch.zeros(2, 2, 1, 16) for _ in range(2)]
+    held = weakref.ref(caches[0])
+    ops.qk_norm_rope_store(torch.randn(2, 64), None, None, 1e-6, ids, torch.randn(4, 16), *caches, ids)
+    ops.close()
+    caches.clear()
+    assert held() is None
 
 
 def test_operations_are_one_each_to_a_recorder(ops: CompiledOps) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch.nn.functional as F
+import torch
 
 from .tiles import TileTable
 from .triton_ops.skinny import MAX_ROWS, default_tile, skinny_linear
 
 if TYPE_CHECKING:
-    import torch
-
     from minisgl_core.plugin_api import LinearSetup
 
 __all__ = ["SkinnyLinear"]
+
+
+class Prepared(NamedTuple):
+    """A weight, as our kernel and as the library's product want it: one storage."""
+
+    weight: torch.Tensor
+    """(N, K)"""
+    transposed: torch.Tensor
+    """(K, N)"""
 
 
 class SkinnyLinear:
@@ -23,25 +30,26 @@ class SkinnyLinear:
     def __init__(self, setup: LinearSetup, options: Any = None) -> None:
         self._tiles = TileTable.load("skinny")
 
-    def prepare_weights(self, weight: torch.Tensor) -> torch.Tensor:
+    def prepare_weights(self, weight: torch.Tensor) -> Prepared:
         """(N, K), used as it is."""
-        return weight
+        return Prepared(weight, weight.t())
 
-    def weight_of(self, weights: torch.Tensor) -> torch.Tensor:
+    def weight_of(self, weights: Prepared) -> torch.Tensor:
         """(N, K)"""
-        return weights
+        return weights.weight
 
-    def forward(self, x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, weights: Prepared, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x (M, K) -> new (M, N)."""
-        rows, (n, k) = x.shape[0], weights.shape
-        if rows > MAX_ROWS:
-            return F.linear(x, weights, bias)
-        found = self._tiles.find(n, k, rows)
-        if found is not None and not found:
-            return F.linear(x, weights, bias)  # measured: cuBLAS is the faster one here
-        out = x.new_empty((rows, n))
-        skinny_linear(out, x, weights, bias, *(found or default_tile(rows, n, k)))
-        return out
+        rows = x.shape[0]
+        if rows <= MAX_ROWS:
+            n, k = weights.weight.shape
+            found = self._tiles.find(n, k, rows)
+            if found is None or found:  # else measured: cuBLAS is the faster one here
+                out = x.new_empty((rows, n))
+                skinny_linear(out, x, weights.weight, bias, *(found or default_tile(rows, n, k)))
+                return out
+        # What torch's ``linear`` comes down to; transposing in each call would cost the host more than all around it.
+        return torch.mm(x, weights.transposed) if bias is None else torch.addmm(bias, x, weights.transposed)
 
     def close(self) -> None:
         """Holds nothing."""

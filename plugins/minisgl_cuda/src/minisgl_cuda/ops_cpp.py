@@ -97,13 +97,57 @@ class Instances(NamedTuple):
     elements: Run
 
 
+class Standing(NamedTuple):
+    """What the calls of one layer's ``qk_norm_rope_store`` share: tensors that stay where they are as long as the
+    backend lives, and what follows from them.
+    """
+
+    q_weight: torch.Tensor | None
+    k_weight: torch.Tensor | None
+    cos_sin: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    size: int
+    """Bytes of an element"""
+    joint: int
+    """The united bits of all their addresses and lengths in bytes."""
+    gains: tuple[int, int]
+    tables: tuple[int, int, int]
+    """Addresses of ``cos_sin`` and the caches"""
+    steps: tuple[int, int, int, int, int]
+    """Rows of ``cos_sin``; slots and heads of the caches"""
+    kv_heads: int
+    width: int
+    rotary: int
+    pieces: tuple[Run, int]
+    elements: tuple[Run, int]
+    """With how many of them a head's half has to pair up or copy."""
+
+    def is_for(
+        self,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        cos_sin: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> bool:
+        """Do these go with the same k cache as before?"""
+        return (
+            self.v_cache is v_cache
+            and self.q_weight is q_weight
+            and self.k_weight is k_weight
+            and self.cos_sin is cos_sin
+        )
+
+
 class Prepared(NamedTuple):
-    """The kernels of one backend."""
+    """The kernels of one backend, and its layers."""
 
     norm: dict[torch.dtype, Instances]
     add_norm: dict[torch.dtype, Instances]
     rope: dict[torch.dtype, Instances]
     act: dict[torch.dtype, Instances]
+    standing: dict[int, Standing]
+    """By the ``id`` of the k cache, which the entry keeps alive."""
 
 
 _PREPARED: Alive[Prepared] = Alive()
@@ -162,26 +206,56 @@ def _qk_norm_rope_store(
     tokens, row = qkv.shape
     if not tokens:
         return
-    size, run, elements = _PREPARED.find(number).rope[qkv.dtype]
-    _, _, kv_heads, width = k_cache.shape
-    heads, half = row // width, cos_sin.shape[1] // 2
-    tensors = (qkv, q_weight, k_weight, positions, cos_sin, k_cache, v_cache, out_loc)
-    at, angles, k_at, v_at = qkv.data_ptr(), cos_sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
-    q_gains, k_gains = (0, 0) if q_weight is None or k_weight is None else (q_weight.data_ptr(), k_weight.data_ptr())
-    _, k_slot, k_head, _ = k_cache.stride()
-    _, v_slot, v_head, _ = v_cache.stride()
-    step, angle_step, pairs = qkv.stride()[0], cos_sin.stride()[0], (width - half) * size // BYTES
-    joint = at | angles | k_at | v_at | q_gains | k_gains | angle_step * 4
-    if (joint | (step | width | half | k_slot | k_head | v_slot | v_head) * size) % BYTES:
-        run, pairs = elements, width - half
+    prepared = _PREPARED.find(number)
+    own = prepared.standing.get(id(k_cache))
+    if own is None or not own.is_for(q_weight, k_weight, cos_sin, v_cache):
+        own = _standing(prepared.rope[qkv.dtype], q_weight, k_weight, cos_sin, k_cache, v_cache)
+        prepared.standing[id(k_cache)] = own
+    at, step, (run, pairs) = qkv.data_ptr(), qkv.stride()[0], own.pieces
+    if (own.joint | at | step * own.size) % BYTES:
+        run, pairs = own.elements
+    heads = row // own.width
     shape, parts = rope_shape(tokens, heads, pairs)
+    tensors = (qkv, q_weight, k_weight, positions, cos_sin, k_cache, v_cache, out_loc)
+    angles, k_at, v_at = own.tables
     # fmt: off
     run(shape, tensors, (
-        at, q_gains, k_gains, positions.data_ptr(), angles, k_at, v_at, out_loc.data_ptr(),
-        step, angle_step, k_slot, k_head, v_slot, v_head,
-        heads - 2 * kv_heads, kv_heads, width, 2 * half, tokens, parts, eps,
+        at, *own.gains, positions.data_ptr(), angles, k_at, v_at, out_loc.data_ptr(),
+        step, *own.steps,
+        heads - 2 * own.kv_heads, own.kv_heads, own.width, own.rotary, tokens, parts, eps,
     ))
     # fmt: on
+
+
+def _standing(
+    kernels: Instances,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+) -> Standing:
+    size, (_, _, kv_heads, width), half = kernels.size, k_cache.shape, cos_sin.shape[1] // 2
+    gains = (0, 0) if q_weight is None or k_weight is None else (q_weight.data_ptr(), k_weight.data_ptr())
+    tables = (cos_sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr())
+    _, k_slot, k_head, _ = k_cache.stride()
+    _, v_slot, v_head, _ = v_cache.stride()
+    angle_step, rest = cos_sin.stride()[0], width - half
+    joint = gains[0] | gains[1] | tables[0] | tables[1] | tables[2] | angle_step * 4
+    joint |= (width | half | k_slot | k_head | v_slot | v_head) * size
+    return Standing(
+        *(q_weight, k_weight, cos_sin, k_cache, v_cache),
+        size,
+        joint,
+        gains,
+        tables,
+        (angle_step, k_slot, k_head, v_slot, v_head),
+        kv_heads,
+        width,
+        2 * half,
+        (kernels.pieces, rest * size // BYTES),
+        (kernels.elements, rest),
+    )
 
 
 _RMS_NORM = library.register(
@@ -264,7 +338,8 @@ class CompiledOps:
         return out
 
     def close(self) -> None:
-        """Holds no memory of its own."""
+        """Let go of the layers' tensors."""
+        _PREPARED.find(self._number).standing.clear()
 
 
 def _prepare(launcher: Launcher) -> Prepared:
@@ -274,4 +349,4 @@ def _prepare(launcher: Launcher) -> Prepared:
             for dtype, both in INSTANCES.items()
         }
 
-    return Prepared(instances(NORM), instances(ADD_NORM), instances(ROPE), instances(ACT))
+    return Prepared(instances(NORM), instances(ADD_NORM), instances(ROPE), instances(ACT), {})
