@@ -7,38 +7,45 @@ from typing import NamedTuple
 
 import torch
 
-from minisgl_core.testing import TOLERANCE
-
-__all__ = ["Difference", "row_of", "tolerance_of", "worst"]
+__all__ = ["Difference", "Place", "row_of", "worst"]
 
 
 class Difference(NamedTuple):
-    """The worst element of (T, H, D): its error is ``|got - want| / (1 + |want|)``, infinity for a NaN."""
+    """The worst element: its error is ``|got - want| / (scale + |want|)``, infinity for a NaN."""
 
     error: float
-    token: int
-    head: int
+    where: tuple[int, ...]
+    """Its index; the first is the token"""
     got: float
     want: float
 
 
-def worst(got: torch.Tensor, want: torch.Tensor) -> Difference:
-    """Compare two (T, H, D), T at least 1. NaN where ``want`` has one too is no error."""
+class Place(NamedTuple):
+    """Where an element of a step's result is, in the words of its role."""
+
+    row: int
+    """Of the batch"""
+    token: int
+    """Place among the row's new tokens"""
+    part: str
+    """Of the token's result, such as ``head 3``"""
+    head: int | None = None
+    """Attention's"""
+    experts: tuple[int, ...] = ()
+    """That the token was sent to, in the model's numbering; role moe's"""
+
+    def __str__(self) -> str:
+        return f"row {self.row}, new token {self.token}, {self.part}"
+
+
+def worst(got: torch.Tensor, want: torch.Tensor, scale: float = 1.0) -> Difference:
+    """Compare two tensors of one shape, not empty. NaN where ``want`` has one too is no error."""
     wide, right = got.to(torch.float64), want.to(torch.float64)
-    error = (wide - right).abs() / (1.0 + right.abs())
+    error = (wide - right).abs() / (scale + right.abs())
     error = torch.where(wide == right, 0.0, error)  # inf - inf
     error = torch.where(wide.isnan() & right.isnan(), 0.0, error.nan_to_num(nan=torch.inf))
-    flat = int(error.argmax())
-    _, heads, dim = got.shape
-    token, head = flat // (heads * dim), flat // dim % heads
-    return Difference(
-        float(error.flatten()[flat]), token, head, float(wide.flatten()[flat]), float(right.flatten()[flat])
-    )
-
-
-def tolerance_of(dtype: torch.dtype) -> float:
-    """The kit's, for results of this dtype."""
-    return TOLERANCE[str(dtype).removeprefix("torch.")]
+    where = tuple(int(index) for index in torch.unravel_index(error.argmax(), error.shape))
+    return Difference(float(error[where]), where, float(wide[where]), float(right[where]))
 
 
 def row_of(token: int, q_lens: Sequence[int]) -> tuple[int, int]:

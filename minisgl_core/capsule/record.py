@@ -3,73 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from minisgl_core.errors import MinisglError
 
-from .format import Capsule, Geometry, RecordedLayer
-
 if TYPE_CHECKING:
-    from minisgl_core.plugin_api import AttentionSetup, LayerFacts
+    import torch
 
+    from .base import Capsule, RecordedLayer
     from .steps import StepChoice
-    from .watch import LayerCall, WatchedStep
+    from .watch import WatchedStep
 
-__all__ = ["Recorder", "capsule_of", "geometry_of"]
+__all__ = ["CapsuleMaker", "Recorder"]
 
 logger = logging.getLogger(__name__)
 _MB: Final = 1_000_000
 
 
-def geometry_of(setup: AttentionSetup, page_size: int) -> Geometry:
-    """A setup as plain data; ``page_size`` is the pool's."""
-    return Geometry(
-        dtype=str(setup.dtype).removeprefix("torch."),
-        kv_dtype=str(setup.kv_dtype).removeprefix("torch."),
-        kv_layout=setup.kv_layout,
-        page_size=page_size,
-        q_heads=setup.q_heads,
-        kv_heads=setup.kv_heads,
-        head_dim=setup.head_dim,
-        max_batch=setup.max_batch,
-        max_tokens=setup.max_tokens,
-        max_seq_len=setup.max_seq_len,
-        batches_in_flight=setup.batches_in_flight,
-    )
+class CapsuleMaker(Protocol):
+    """Makes capsules of one role from what its watchers see."""
 
+    def least_bytes(self, step: Any) -> int:
+        """How large a step's capsule will be, or more."""
+        ...
 
-def capsule_of(
-    step: WatchedStep, geometry: Geometry, layers: tuple[RecordedLayer, ...], origin: Mapping[str, Any]
-) -> Capsule:
-    """A watched step as a capsule."""
-    batch, view = step.batch, step.view
-    assert batch.positions is not None and batch.out_loc is not None and view.kv_lens_host is not None
-    return Capsule(
-        step=step.number,
-        phase=step.phase,
-        geometry=geometry,
-        q_lens=step.q_lens,
-        kv_lens=view.kv_lens_host,
-        uids=step.uids,
-        page_ids=step.renumbered(view.page_ids_device).cpu(),
-        positions=batch.positions.to(torch.int32).cpu(),
-        out_loc=step.renumbered_slots(batch.out_loc).to(torch.int32).cpu(),
-        layers=layers,
-        origin={"backend": step.label, **origin},
-    )
+    def layer(self, call: Any, out: torch.Tensor | None) -> RecordedLayer:
+        """A call and what came of it (None = it raised), on the host."""
+        ...
 
-
-def recorded(call: LayerCall, facts: LayerFacts, out: torch.Tensor | None) -> RecordedLayer:
-    """A call and what came of it, on the host."""
-    result = torch.full_like(call.q, torch.nan) if out is None else out
-    q, k, v, result, k_pages, v_pages = (
-        tensor.to("cpu", copy=True) for tensor in (call.q, call.k, call.v, result, call.k_pages, call.v_pages)
-    )
-    return RecordedLayer(call.layer_id, facts, q, k, v, result, k_pages, v_pages)
+    def capsule(self, step: Any, layers: Sequence[Any], origin: Mapping[str, Any]) -> Capsule:
+        """A step with these of its layers."""
+        ...
 
 
 class Recorder:
@@ -84,52 +50,52 @@ class Recorder:
         folder: Path,
         steps: StepChoice,
         max_mb: int,
-        setup: AttentionSetup,
-        page_size: int,
+        maker: CapsuleMaker,
         origin: Mapping[str, Any],
         suffix: str = "",
     ) -> None:
         self.written: list[Path] = []
         self._folder, self._steps, self._max_mb, self._suffix = folder, steps, max_mb, suffix
-        self._facts, self._geometry = setup.layers, geometry_of(setup, page_size)
-        self._itemsizes = setup.dtype.itemsize, setup.kv_dtype.itemsize
-        self._origin = origin
+        self._maker, self._origin = maker, origin
         self._layers: list[RecordedLayer] = []
-        self._broken = False
+        self._skipped = self._broken = False
+        self._raised = ""
 
     def wants(self, number: int) -> bool:
         return not self._broken and number in self._steps
 
     def begin(self, step: WatchedStep) -> bool:
-        size = self._size_of(step)
-        if size > self._max_mb * _MB:
-            logger.warning(
-                "step %s is not recorded: %s of %s tokens take %.0f MB, `record_max_mb` is %s",
-                step.number,
-                step.phase,
-                step.real_tokens,
-                size / _MB,
-                self._max_mb,
-            )
-            return False
-        self._layers = []
-        return True
+        self._layers, self._skipped, self._raised = [], False, ""
+        return self._fits(step, self._maker.least_bytes(step))
 
-    def _size_of(self, step: WatchedStep) -> int:
-        g, (size, kv_size) = self._geometry, self._itemsizes
-        rows = 2 * sum(step.q_lens) * (g.q_heads + g.kv_heads) * g.head_dim * size
-        pages = 2 * len(step.pages) * g.page_size * g.kv_heads * g.head_dim * kv_size
-        return len(self._facts) * (rows + pages)
+    def layer(self, step: WatchedStep, call: Any, out: torch.Tensor | None, error: str) -> None:
+        if self._skipped:
+            return
+        self._layers.append(self._maker.layer(call, out))
+        self._raised = error
+        if not self._fits(step, sum(layer.nbytes for layer in self._layers)):
+            self._layers, self._skipped = [], True
 
-    def layer(self, step: WatchedStep, call: LayerCall, out: torch.Tensor | None, error: str) -> None:
-        self._layers.append(recorded(call, self._facts[call.layer_id], out))
-        if error or call.layer_id == len(self._facts) - 1:
-            self._write(step, error)
+    def _fits(self, step: WatchedStep, size: int) -> bool:
+        if size <= self._max_mb * _MB:
+            return True
+        logger.warning(
+            "step %s is not recorded: %s of %s tokens take %.0f MB or more, `record_max_mb` is %s",
+            step.number,
+            step.phase,
+            step.real_tokens,
+            size / _MB,
+            self._max_mb,
+        )
+        return False
 
-    def _write(self, step: WatchedStep, error: str) -> None:
-        origin = {**self._origin, "raised": error} if error else self._origin
-        capsule = capsule_of(step, self._geometry, tuple(self._layers), origin)
-        self._layers = []
+    def end(self, step: WatchedStep, whole: bool) -> None:
+        """Write it, unless something else than the watched backend ended the step."""
+        layers, self._layers = self._layers, []
+        if not layers or not (whole or self._raised):
+            return
+        origin = {**self._origin, "raised": self._raised} if self._raised else self._origin
+        capsule = self._maker.capsule(step, layers, origin)
         path = self._folder / f"step-{step.number:06d}-{step.phase}{self._suffix}.safetensors"
         try:
             capsule.save(path)

@@ -1,4 +1,4 @@
-"""A second attention backend beside the one that serves: run on some eager steps, compared, never used.
+"""A second backend beside the one that serves: run on some eager steps, compared, never used.
 
 The first result that differs beyond the conformance kit's tolerance is reported with its step, layer and request, and
 that layer is written as a capsule. Then, and whenever the candidate raises, it is disabled: serving goes on as before.
@@ -7,28 +7,22 @@ that layer is written as a capsule. Then, and whenever the candidate raises, it 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from minisgl_core.errors import MinisglError
-from minisgl_core.kvcache.pool import repaged
-from minisgl_core.plugin_api import AttentionBackend, BatchView, KVPool, Phase
-from minisgl_core.testing.rig import KitBatch
-
-from .difference import row_of, tolerance_of, worst
-from .record import capsule_of, geometry_of, recorded
-from .replay import errors_against_reference
+from minisgl_core.plugin_api import Phase
 
 if TYPE_CHECKING:
-    from minisgl_core.plugin_api import AttentionSetup
-
+    from .base import Capsule
+    from .record import CapsuleMaker
     from .watch import LayerCall, WatchedStep
 
-__all__ = ["Divergence", "Shadow", "ShadowCandidate", "ShadowReport"]
+__all__ = ["Candidate", "Divergence", "Shadow", "ShadowReport"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +40,14 @@ class Divergence:
     """Of the batch"""
     token: int
     """Place among the row's new tokens"""
-    head: int
+    part: str
+    """Of the token's result, such as ``head 3``"""
+    head: int | None
+    """Attention's"""
+    experts: tuple[int, ...]
+    """That the token was sent to, in the model's numbering; role moe's"""
     error: float
-    """``|candidate - serving| / (1 + |serving|)``, infinity for a NaN"""
+    """``|candidate - serving| / (scale + |serving|)``, the scale as in the role's suite; infinity for a NaN"""
     tolerance: float
     candidate_error: float
     """Worst error of this layer against the float64 reference"""
@@ -60,7 +59,7 @@ class Divergence:
     def __str__(self) -> str:
         found = (
             f"step {self.step} ({self.phase}), layer {self.layer}, request {self.uid}, row {self.row}, "
-            f"new token {self.token}, head {self.head}: error {self.error:.3g}, allowed {self.tolerance:.3g}; "
+            f"new token {self.token}, {self.part}: error {self.error:.3g}, allowed {self.tolerance:.3g}; "
             f"against the float64 reference the candidate's is {self.candidate_error:.3g}, "
             f"the serving backend's {self.serving_error:.3g}"
         )
@@ -88,35 +87,46 @@ class ShadowReport:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowCandidate:
-    """An instance of the candidate for one phase. One that serves both phases may be given twice."""
+class Candidate(Protocol):
+    """A second backend of a role. Its methods may raise; steps and calls are of its role."""
 
-    backend: AttentionBackend
-    page_size: int
-    label: str
+    @property
+    def label(self) -> str: ...
+
+    def begin(self, step: Any) -> bool:
+        """The step's metadata. False = it does not serve this phase."""
+        ...
+
+    def forward(self, step: Any, call: Any) -> Any:
+        """Its result for a layer, from copies of the inputs."""
+        ...
+
+    def restore(self, step: Any, call: Any) -> str:
+        """What it changed that is not its own, put back; empty if nothing."""
+        ...
+
+    def close(self) -> None:
+        """Free it."""
+        ...
 
 
 class Shadow:
     """A :class:`~minisgl_core.capsule.watch.Watcher` that runs and judges a candidate.
 
-    The candidate gets copies of everything that it could write to but the pool; pages that it writes there are found
-    and put back. ``folder``: where the capsule of a divergence goes.
+    ``folder``: where the capsule of a divergence goes.
     """
 
     def __init__(
         self,
-        candidates: Mapping[Phase, ShadowCandidate],
+        candidate: Candidate,
         every: int,
         folder: Path,
-        setup: AttentionSetup,
-        page_size: int,
+        kind: type[Capsule],
+        maker: CapsuleMaker,
         origin: Mapping[str, Any],
     ) -> None:
-        self._candidates, self._every, self._folder, self._origin = dict(candidates), every, folder, origin
-        self._facts, self._geometry = setup.layers, geometry_of(setup, page_size)
-        self._pool: KVPool | None = None
-        self._batch: KitBatch | None = None
+        self._candidate, self._every, self._folder, self._origin = candidate, every, folder, origin
+        self._kind, self._maker = kind, maker
         self._steps = self._layers = 0
         self._worst = 0.0
         self._divergence: Divergence | None = None
@@ -125,30 +135,25 @@ class Shadow:
     @property
     def report(self) -> ShadowReport:
         """What was seen so far."""
-        label = ", ".join(dict.fromkeys(item.label for item in self._candidates.values()))
+        label = self._candidate.label
         return ShadowReport(
             label, self._every, self._steps, self._layers, self._worst, self._divergence, self._disabled
         )
 
-    def bind(self, pool: KVPool) -> None:
-        """Give every instance the engine's pool, in its own page size."""
-        self._pool = pool
-        for item in self._distinct():
+    def tell(self, what: str, call: Callable[[], None]) -> None:
+        """Give the candidate something before the first step; it is disabled if it raises."""
+        if not self._disabled:
             try:
-                item.backend.bind_kv(repaged(pool, item.page_size))
+                call()
             except Exception as error:
-                self._disable(f"bind_kv raised {type(error).__name__}: {error}")
+                self._disable(f"{what} raised {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Free the candidate."""
-        for item in self._distinct():
-            try:
-                item.backend.close()
-            except Exception as error:
-                logger.warning("the shadow backend %s cannot be closed: %s", item.label, error)
-
-    def _distinct(self) -> list[ShadowCandidate]:
-        return list({id(item.backend): item for item in self._candidates.values()}.values())
+        try:
+            self._candidate.close()
+        except Exception as error:
+            logger.warning("the shadow backend %s cannot be closed: %s", self._candidate.label, error)
 
     # A step.
 
@@ -156,69 +161,52 @@ class Shadow:
         return not self._disabled and number % self._every == 0
 
     def begin(self, step: WatchedStep) -> bool:
-        item = self._candidates.get(step.phase)
-        if item is None:
-            return False
-        batch = _batch_of(step, item.page_size)
         try:
-            item.backend.prepare_metadata(batch)
-            item.backend.update_metadata(batch)
+            served = self._candidate.begin(step)
         except Exception as error:
             self._disable(f"step {step.number}: its metadata raised {type(error).__name__}: {error}")
             return False
-        self._batch = batch
-        self._steps += 1
-        return True
+        self._steps += served
+        return served
 
     def layer(self, step: WatchedStep, call: LayerCall, out: torch.Tensor | None, error: str) -> None:
-        if self._disabled or out is None or self._batch is None:
+        if self._disabled or out is None:
             return
         where = f"step {step.number} ({step.phase}), layer {call.layer_id}"
-        backend = self._candidates[step.phase].backend
         try:
-            got: Any = backend.forward(call.q.clone(), call.k.clone(), call.v.clone(), call.layer_id, self._batch)
+            got = self._candidate.forward(step, call)
         except Exception as raised:
-            self._restore(step, call)
+            self._candidate.restore(step, call)
             self._disable(f"{where}: forward raised {type(raised).__name__}: {raised}")
             return
-        if self._restore(step, call):
-            self._disable(f"{where}: it wrote to the KV pool, which a backend must never do; the pages are put back")
+        intruded = self._candidate.restore(step, call)
+        if intruded:
+            self._disable(f"{where}: {intruded}")
         elif not isinstance(got, torch.Tensor) or (got.shape, got.dtype) != (out.shape, out.dtype):
             self._disable(f"{where}: it returned {_told(got)}, expected {_told(out)}")
         else:
             self._judge(step, call, out, got)
 
-    def _restore(self, step: WatchedStep, call: LayerCall) -> bool:
-        """Did the candidate change the pages of this step? They hold what they did, in any case."""
-        pool, changed = self._pool, False
-        assert pool is not None
-        for cache, before in ((pool.k_cache, call.k_pages), (pool.v_cache, call.v_pages)):
-            pages = cache(call.layer_id)
-            now = pages[step.pages]
-            if not torch.equal(now.view(torch.uint8), before.view(torch.uint8)):
-                pages[step.pages] = before
-                changed = True
-        return changed
+    def end(self, step: WatchedStep, whole: bool) -> None:
+        """Each layer was judged when it came."""
 
     def _judge(self, step: WatchedStep, call: LayerCall, out: torch.Tensor, got: torch.Tensor) -> None:
         real = step.real_tokens
-        found, allowed = worst(got[:real], out[:real]), tolerance_of(out.dtype)
+        found, allowed = self._kind.compare(got[:real], out[:real]), self._kind.tolerance(out.dtype)
         self._layers += 1
         if found.error <= allowed:
             self._worst = max(self._worst, found.error)
             return
-        layer = recorded(call, self._facts[call.layer_id], out)
-        capsule = capsule_of(step, self._geometry, (layer,), {**self._origin, "shadow": self.report.backend})
-        row, token = row_of(found.token, step.q_lens)
-        mine, theirs = errors_against_reference(capsule, 0, (got.cpu(), layer.out))
+        layer = self._maker.layer(call, out)
+        capsule = self._maker.capsule(step, (layer,), {**self._origin, "shadow": self._candidate.label})
+        place = capsule.locate(0, found)
+        mine, theirs = capsule.errors(0, (got.cpu(), layer.out))
         divergence = Divergence(
             step=step.number,
             phase=step.phase,
             layer=call.layer_id,
-            uid=step.uids[row],
-            row=row,
-            token=token,
-            head=found.head,
+            uid=step.uids[place.row],
+            **place._asdict(),
             error=found.error,
             tolerance=allowed,
             candidate_error=mine,
@@ -236,28 +224,7 @@ class Shadow:
 
     def _disable(self, why: str) -> None:
         self._disabled = why
-        self._batch = None
-        logger.warning("the shadow backend %s is disabled, serving goes on: %s", self.report.backend, why)
-
-
-def _batch_of(step: WatchedStep, page_size: int) -> KitBatch:
-    """The candidate's own batch: what it does to it changes nothing."""
-    batch = step.batch
-    assert batch.positions is not None and batch.out_loc is not None
-    view = step.view_in_pages(batch, page_size)
-    values = {item.name: getattr(view, item.name) for item in fields(BatchView)}
-    copies: dict[str, Any] = {
-        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()
-    }
-    return KitBatch(
-        phase=step.phase,
-        size=batch.size,
-        padded_size=batch.padded_size,
-        view=BatchView(**copies),
-        positions=batch.positions.clone(),
-        out_loc=batch.out_loc.clone(),
-        mode=batch.mode,
-    )
+        logger.warning("the shadow backend %s is disabled, serving goes on: %s", self._candidate.label, why)
 
 
 def _told(value: object) -> str:

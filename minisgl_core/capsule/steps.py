@@ -1,12 +1,17 @@
-"""Which steps to record, as text: ``first:8``, ``every:100``, or numbers such as ``0,5,7``."""
+"""What can be recorded: roles, and steps as text: ``first:8``, ``every:100``, or numbers such as ``0,5,7``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from minisgl_core.errors import ConfigError
+from minisgl_core.plugin_api import Role
 
-__all__ = ["StepChoice"]
+__all__ = ["RECORDED_ROLES", "StepChoice"]
+
+RECORDED_ROLES: Final[tuple[Role, ...]] = ("attention", "moe")
+"""Of which capsules are made, and which a shadow can have; the first is meant where none is named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import click
 from .output import json_option, print_json, print_table
 
 if TYPE_CHECKING:
-    from minisgl_core.capsule.format import Capsule
+    from minisgl_core.capsule.base import Capsule
     from minisgl_core.capsule.replay import ReplayReport
     from minisgl_core.testing import Rig, Subject
 
@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 @click.command(name="replay")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--backend", required=True, metavar="attention:NAME", help="Backend to run it on.")
+@click.option("--backend", required=True, metavar="ROLE:NAME", help="Backend to run it on.")
 @click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), default="auto")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=0), default=20, help="Timings to take; 0 = none. [20]")
 @click.option(
@@ -33,7 +33,7 @@ def command(file: Path, backend: str, device: str, repeats: int, shrunk: Path | 
     Its result is compared with what was recorded and with a float64 reference, which decides. Exits with 1 if it is
     further away than the conformance kit allows, or raises.
 
-    --shrink reduces a step that fails to fewer layers, rows, tokens and heads that still fail, to be kept as a test.
+    --shrink reduces a step that fails to fewer layers, tokens, heads or experts that still fail, to be kept as a test.
     """
     from minisgl_core.capsule.format import load_capsule
     from minisgl_core.capsule.replay import replay
@@ -41,7 +41,7 @@ def command(file: Path, backend: str, device: str, repeats: int, shrunk: Path | 
 
     capsule = load_capsule(file)
     rig = Rig(device)
-    subject = Subject.of(backend, rig.facts, role="attention")
+    subject = Subject.of(backend, rig.facts, role=capsule.ROLE)
     report = replay(capsule, subject, rig, repeats=repeats)
     small = None if shrunk is None else _shrink(capsule, subject, rig, shrunk)
     if as_json:
@@ -85,8 +85,9 @@ def _print(report: ReplayReport) -> None:
     ]
     if rows:
         print_table(("LAYER", "ERROR", "FROM RECORDED", "RECORDED'S ERROR", "WORST"), rows)
-    if report.layer_us is not None and report.metadata_us is not None:
-        click.echo(f"\nmetadata {report.metadata_us:.1f} us a step, attention {report.layer_us:.1f} us a layer")
+    if report.layer_us is not None:
+        metadata = "" if report.metadata_us is None else f"metadata {report.metadata_us:.1f} us a step, "
+        click.echo(f"\n{metadata}{report.role} {report.layer_us:.1f} us a layer")
     verdict = f"PASSED: no error above {report.tolerance:.3g}" if report.passed else f"FAILED: {report.failure()}"
     click.secho(verdict, fg="green" if report.passed else "red")
 

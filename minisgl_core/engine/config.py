@@ -8,10 +8,10 @@ from typing import Any, Final, Literal, cast
 
 import torch
 
-from minisgl_core.capsule.steps import StepChoice
+from minisgl_core.capsule.steps import RECORDED_ROLES, StepChoice
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.errors import ConfigError, nearest
-from minisgl_core.plugin_api import SamplingMode
+from minisgl_core.plugin_api import Role, SamplingMode
 
 __all__ = ["SAMPLING_MODES", "EngineConfig"]
 
@@ -61,13 +61,15 @@ class EngineConfig:
     dummy_weights: bool = False
     """Random weights N(0, 0.02) instead of the checkpoint's, for benchmarks."""
     record: str | None = None
-    """Folder for capsules of chosen steps of attention; recording forces eager steps. None = do not record."""
+    """Folder for capsules of chosen steps; recording forces eager steps. None = do not record."""
+    record_role: Literal["attention", "moe"] = "attention"
+    """What the capsules hold. Experts' need the weights of all experts once more, in host memory."""
     record_steps: str = "first:8"
     """``first:N``, ``every:N``, or the numbers of steps such as ``0,5,7``"""
     record_max_mb: int = 256
     """Steps whose capsule would be larger are skipped."""
     shadow: Mapping[str, Any] = field(default_factory=dict)
-    """``{"attention": NAME, "every": N}``: compare a second attention backend on every N-th eager step."""
+    """``{ROLE: NAME, "every": N}``: compare a second backend on every N-th eager step. ROLE: attention or moe."""
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -118,24 +120,39 @@ class EngineConfig:
                     value=self.cuda_graph_modes,
                     remedy=f"give some of {', '.join(SAMPLING_MODES)}",
                 )
+        if self.record_role not in RECORDED_ROLES:
+            raise ConfigError(
+                f"`record_role` is {self.record_role!r}",
+                field="record_role",
+                value=self.record_role,
+                remedy=f"use {' or '.join(RECORDED_ROLES)}",
+            )
         StepChoice.parse(self.record_steps)
         if self.shadow:
             self._check_shadow()
 
     def _check_shadow(self) -> None:
+        known = (*RECORDED_ROLES, "every")
         for key in self.shadow:
-            if key not in ("attention", "every"):
+            if key not in known:
                 raise ConfigError(
                     f"unknown key {key!r} in `shadow`",
                     field=f"shadow.{key}",
                     value=self.shadow[key],
-                    remedy=nearest(key, ("attention", "every")) or "it has attention and every",
+                    remedy=nearest(key, known) or f"it has {', '.join(known)}",
                 )
-        name = self.shadow.get("attention")
+        if all(role in self.shadow for role in RECORDED_ROLES):
+            raise ConfigError(
+                f"`shadow` names a backend for each of {' and '.join(RECORDED_ROLES)}",
+                field="shadow",
+                value=dict(self.shadow),
+                remedy="compare one at a time",
+            )
+        name = self.shadow.get(self.shadow_role)
         if not isinstance(name, str) or name in ("", "auto"):
             raise ConfigError(
-                f"`shadow.attention` is {name!r}",
-                field="shadow.attention",
+                f"`shadow.{self.shadow_role}` is {name!r}",
+                field=f"shadow.{self.shadow_role}",
                 value=name,
                 remedy="name the backend to compare",
             )
@@ -145,6 +162,11 @@ class EngineConfig:
     def init_method(self) -> str:
         """Where the ranks of this engine meet."""
         return f"tcp://127.0.0.1:{self.distributed_port}"
+
+    @property
+    def shadow_role(self) -> Role:
+        """The role of the backend that is compared."""
+        return next((role for role in RECORDED_ROLES if role in self.shadow), RECORDED_ROLES[0])
 
     @property
     def shadow_every(self) -> int:

@@ -19,7 +19,7 @@ from .view import DerivedView
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from minisgl_core.capsule.watch import AttentionWatch
+    from minisgl_core.capsule.attention.watch import AttentionWatch
     from minisgl_core.core import Batch
     from minisgl_core.plugin_api import AttentionBackend, BatchLike, KVPool, Phase
 

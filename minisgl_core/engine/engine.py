@@ -79,13 +79,13 @@ class Engine:
         # ---- the model -----------------------------------------------------------------------------------
         self.ctx = self._make_context(setups)
         check_context(config, self.ctx)
+        self.watching = self._make_watching(setups)
         self.model = load_class(self.plan.choice("models"))(self.ctx)
         self._load_weights()
 
         # ---- what passes and graphs will take; attention's workspace: all before the pool ------------------
         sizes = capture_sizes(config, self.plan)
         reserve = rehearse(config, self.ctx, self.plan, setups, self.model, sizes)
-        self.watching = self._make_watching(setups)
         watch = None if self.watching is None else self.watching.attention
         attn = AttentionDispatcher(setups.build_attention(), self.max_seq_len, watch)
         self.attn_backend = self.ctx.attn = self._closed_later(attn)
@@ -93,8 +93,9 @@ class Engine:
         # ---- the pool, the device state, sampling ----------------------------------------------------------
         kv_heads = setups.kv_heads
         self.num_pages = count_pages(config, self.ctx, self.page_size, kv_heads, self.dtype, reserve)
+        stepped = self.model if self.watching is None else self.watching.model(self.model)
         stage = self._closed_later(
-            Stage(config, self.ctx, self.model, self.attn_backend, self.num_pages, self.page_size, kv_heads)
+            Stage(config, self.ctx, stepped, self.attn_backend, self.num_pages, self.page_size, kv_heads)
         )
         self.kv_cache, self.state, self.sampler, self.stepper = stage.pool, stage.state, stage.sampler, stage.stepper
         self.page_table = self.state.page_table
@@ -154,7 +155,9 @@ class Engine:
             return None
         from .watching import Watching
 
-        return self._closed_later(Watching(self.config, self.plan, self.model_config, setups))
+        watching = self._closed_later(Watching(self.config, self.plan, self.model_config, setups))
+        self.ctx.moe = watching.experts(self.ctx.moe)
+        return watching
 
     def _load_weights(self) -> None:
         if self.config.dummy_weights:

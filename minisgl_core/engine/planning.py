@@ -88,27 +88,29 @@ def make_plan(config: EngineConfig, model: ModelConfig) -> Plan:
     return resolve_plan(query, registry)
 
 
-def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapping[Phase, Choice]:
-    """The backend to compare, by the phases that it can serve beside this plan.
+def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapping[Slot, Choice]:
+    """The backend to compare, by what it can serve beside this plan: the phases of attention, or moe as a whole.
 
     Raises :class:`~minisgl_core.errors.BackendError` with all reasons if there is none: a name in the config is strict.
     """
     query = plan_query(config, model, detect_device(config.device))
-    name = config.shadow["attention"]
-    found: dict[Phase, Choice] = {}
+    role = config.shadow_role
+    name = config.shadow[role]
+    slots = [Slot(role, phase=phase) for phase in PHASES] if role == "attention" else [Slot(role)]
+    found: dict[Slot, Choice] = {}
     reasons: list[str] = []
-    for phase in PHASES:
-        choice, why = choice_beside(plan, query, Slot("attention", phase=phase), name)
-        reasons.extend(f"{phase}: {reason}" for reason in why)
+    for slot in slots:
+        choice, why = choice_beside(plan, query, slot, name)
+        reasons.extend(f"{slot.phase or role}: {reason}" for reason in why)
         if choice is not None:
-            found[phase] = choice
+            found[slot] = choice
     if not found:
         raise BackendError(
-            f"the shadow attention backend {name!r} cannot run beside this plan: {'; '.join(reasons)}",
-            field="shadow.attention",
+            f"the shadow {role} backend {name!r} cannot run beside this plan: {'; '.join(reasons)}",
+            field=f"shadow.{role}",
             value=name,
             remedy="name another, or none",
         )
-    for phase in (phase for phase in PHASES if phase not in found):
-        logger.warning("the shadow attention backend %s does not serve %s: %s", name, phase, "; ".join(reasons))
+    for slot in (slot for slot in slots if slot not in found):
+        logger.warning("the shadow %s backend %s does not serve %s: %s", role, name, slot.phase, "; ".join(reasons))
     return found

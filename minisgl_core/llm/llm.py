@@ -100,7 +100,7 @@ class LLM:
 
     @property
     def shadow_report(self) -> ShadowReport | None:
-        """What a second attention backend (setting ``shadow``) has shown so far; None without one."""
+        """What a second backend (setting ``shadow``) has shown so far; None without one."""
         watching = self.engine.watching
         return None if watching is None or watching.shadow is None else watching.shadow.report
 

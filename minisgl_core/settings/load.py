@@ -185,7 +185,7 @@ def _backends(
             f"backends.shadow in {file} is {shadow!r}",
             field="backends.shadow",
             value=shadow,
-            remedy='write a table: [backends.shadow] with attention = "NAME" and every = N',
+            remedy='write a table: [backends.shadow] with attention or moe = "NAME", and every = N',
         )
     shadow = dict(shadow)
     chosen: dict[str, Any] = {role: value for role, value in table.items() if role not in ("options", _SHADOW)}

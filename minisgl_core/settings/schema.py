@@ -64,6 +64,7 @@ class DebugSettings(_Section):
     """``[debug]``"""
 
     record: str = Field(default="", description="folder for capsules of chosen steps; forces eager steps")
+    record_role: Literal["attention", "moe"] = Field(default="attention", description="whose steps to record")
     record_steps: str = Field(default="first:8", description="first:N, every:N, or numbers such as 0,5,7")
     record_max_mb: Positive = Field(default=256, description="steps with a larger capsule are skipped")
 
@@ -92,7 +93,7 @@ class Settings:
     options: Mapping[str, Mapping[str, Any]]
     """``backends.options``, by ``"ROLE:NAME"``"""
     shadow: Mapping[str, Any]
-    """``backends.shadow``: a second attention backend to compare; checked by the engine"""
+    """``backends.shadow``: a second backend to compare; checked by the engine"""
     sources: Mapping[str, str]
     """Where each value of a section that is not a default was written, by ``section.key``."""
 

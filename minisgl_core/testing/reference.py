@@ -46,17 +46,14 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, facts: LayerFac
 def experts(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor
 ) -> torch.Tensor:
-    """Routed experts, token by token: x (T, N), ids and weights (T, k), w13 (E, 2I, N) gate rows first, w2 (E, N, I)
+    """Routed experts, one by one: x (T, N), ids and weights (T, k), w13 (E, 2I, N) gate rows first, w2 (E, N, I)
     -> float64 (T, N). Expert e gives w2 @ (silu(gate) * up); an id of -1 gives nothing.
     """
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-    width = w2.shape[-1]
-    for token, (own_ids, own_weights) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
-        row = x[token].to(torch.float64)
-        for expert, weight in zip(own_ids, own_weights, strict=True):
-            if expert == -1:
-                continue
-            both = w13[expert].to(torch.float64) @ row
-            gate, up = both[:width], both[width:]
-            out[token] += weight * (w2[expert].to(torch.float64) @ (gate / (1 + torch.exp(-gate)) * up))
+    for expert in range(len(w13)):
+        tokens, choices = (ids == expert).nonzero(as_tuple=True)
+        if len(tokens):
+            gate, up = (x[tokens].to(torch.float64) @ w13[expert].to(torch.float64).T).chunk(2, -1)
+            y = (gate / (1 + torch.exp(-gate)) * up) @ w2[expert].to(torch.float64).T
+            out.index_add_(0, tokens, y * weights[tokens, choices, None].to(torch.float64))
     return out

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from minisgl_core.capsule.edits import compact
-from minisgl_core.capsule.format import Capsule, RecordedLayer
-from minisgl_core.capsule.format import Geometry as Told
-from minisgl_core.plugin_api import ANY, BackendSpec, Caps, LayerFacts
-from minisgl_core.testing import Rig, Subject
+from minisgl_core.capsule.attention.capsule import AttentionCapsule, AttentionGeometry, AttentionLayer
+from minisgl_core.capsule.attention.edits import compact
+from minisgl_core.capsule.moe.capsule import MoECapsule
+from minisgl_core.capsule.moe.make import MoEMaker
+from minisgl_core.capsule.moe.watch import MoECall
+from minisgl_core.capsule.watch import WatchedStep
+from minisgl_core.core import Batch, Req, SamplingParams
+from minisgl_core.plugin_api import ANY, BackendSpec, Caps, LayerFacts, MoESetup
+from minisgl_core.testing import Rig, Subject, reference
 from minisgl_core.testing.attention_bench import AttentionBench, Geometry
 
 pytest.importorskip("minisgl_cpu_sim")
+
+PARAMS = SamplingParams(max_tokens=1)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +41,7 @@ def rig() -> Rig:
 
 
 @pytest.fixture(scope="session")
-def make_capsule(rig: Rig) -> Callable[..., Capsule]:
+def make_capsule(rig: Rig) -> Callable[..., AttentionCapsule]:
     """``make_capsule(phase, rows of (new tokens, all tokens), layers, page_size)``; what was recorded is right."""
 
     def make(
@@ -42,7 +51,7 @@ def make_capsule(rig: Rig) -> Callable[..., Capsule]:
         page_size: int = 4,
         kv_heads: int = 2,
         dtype: str = "float32",
-    ) -> Capsule:
+    ) -> AttentionCapsule:
         geometry = Geometry(dtype, dtype, page_size, kv_heads, 2 * kv_heads, 8, layers)
         longest = max(total for _, total in rows)
         bench = AttentionBench(rig, geometry, len(rows), longest, seed=3)
@@ -55,12 +64,12 @@ def make_capsule(rig: Rig) -> Callable[..., Capsule]:
             q, k, v = (x.clone() for x in bench.views(wide))
             out = bench.expected(q, rows, place).to(q.dtype)
             caches = bench.pool.k_cache(place).clone(), bench.pool.v_cache(place).clone()
-            recorded.append(RecordedLayer(10 + place, facts, q, k, v, out, *caches))
+            recorded.append(AttentionLayer(10 + place, out, facts, q, k, v, *caches))
         view = batch.view
         assert view.q_lens_host is not None and view.kv_lens_host is not None
-        told = Told(dtype, dtype, "NHD", page_size, 2 * kv_heads, kv_heads, 8, 8, 64, longest)
+        told = AttentionGeometry(dtype, dtype, "NHD", page_size, 2 * kv_heads, kv_heads, 8, 8, 64, longest)
         uids = tuple(range(100, 100 + len(rows)))
-        capsule = Capsule(
+        capsule = AttentionCapsule(
             step=7,
             phase=batch.phase,
             geometry=told,
@@ -74,6 +83,68 @@ def make_capsule(rig: Rig) -> Callable[..., Capsule]:
             origin={"backend": "by hand"},
         )
         return compact(capsule)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_moe_capsule() -> Callable[..., MoECapsule]:
+    """``make_moe_capsule(q_lens, padded rows, layers, ...)`` of 8 experts; what was recorded is right, and some choices
+    are padding.
+    """
+
+    def make(
+        q_lens: tuple[int, ...] = (3, 1, 4),
+        padded: int = 0,
+        layers: int = 2,
+        top_k: int = 2,
+        dtype: str = "float32",
+        phase: Any = "prefill",
+        seed: int = 0,
+    ) -> MoECapsule:
+        setup = MoESetup(torch.device("cpu"), getattr(torch, dtype), 8, top_k, 16, 12, 20, 64)
+        maker, random = MoEMaker(setup, layers), torch.Generator().manual_seed(seed)
+        tokens = sum(q_lens) + padded
+        reqs = [Req(torch.zeros(9, dtype=torch.int32), row, 0, 1, 100 + row, PARAMS) for row in range(len(q_lens))]
+        view: Any = SimpleNamespace(q_lens_host=(*q_lens, *(1,) * padded))
+        step = WatchedStep(7, "by hand", Batch(reqs=reqs, phase=phase, view=view))
+
+        def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+            return (torch.randn(shape, generator=random) * scale).to(setup.dtype)
+
+        made = []
+        for layer_id in range(10, 10 + layers):
+            weights = normal(8, 24, 16, scale=0.25), normal(8, 16, 12, scale=0.3)
+            ids = torch.stack([torch.randperm(8, generator=random)[:top_k] for _ in range(tokens)]).to(torch.int32)
+            ids[0, 0] = -1
+            chosen = torch.rand(tokens, top_k, generator=random) + 0.1
+            call = MoECall(layer_id, normal(tokens, 16), ids, chosen, weights)
+            out = reference.experts(call.x, ids, chosen, *weights).to(setup.dtype)
+            made.append(maker.layer(call, out))
+        return maker.capsule(step, made, {})
+
+    return make
+
+
+@pytest.fixture
+def make_moe_subject(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Callable[..., Subject]:
+    """``make_moe_subject(change, **caps)``: ``moe:torch`` whose results go through ``change(out, x, ids, weights)``,
+    the weights being (w13, w2).
+    """
+    from minisgl_cpu_sim.pure.moe import TorchMoE
+
+    def make(change: Callable[..., torch.Tensor] | None = None, **caps: Any) -> Subject:
+        class Changed(TorchMoE):
+            def forward(self, x: Any, topk_ids: Any, topk_weights: Any, weights: Any, layer_id: int) -> torch.Tensor:
+                out = super().forward(x, topk_ids, topk_weights, weights, layer_id)
+                return out if change is None else change(out, x, topk_ids, weights)
+
+        module = ModuleType("changed_experts")
+        module.Changed = Changed  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        declared = {"devices": ("cpu",), "dtypes": ("float32", "bfloat16"), **caps}
+        spec = BackendSpec("moe", "changed", "changed_experts:Changed", caps=(Caps(**declared),))
+        return Subject.of(spec, rig.facts)
 
     return make
 
@@ -96,9 +167,6 @@ def make_subject(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Callable[..., Sub
     """``make_subject(change, **caps)``: ``attention:torch`` whose results go through ``change(backend, out, batch,
     layer)``.
     """
-    import sys
-    from types import ModuleType
-
     from minisgl_cpu_sim.pure.attention import TorchAttention
 
     def make(change: Callable[..., torch.Tensor] | None = None, **caps: Any) -> Subject:
@@ -110,8 +178,6 @@ def make_subject(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Callable[..., Sub
         module = ModuleType("changed_attention")
         module.Changed = Changed  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        from dataclasses import replace
-
         spec = BackendSpec("attention", "changed", "changed_attention:Changed", caps=(replace(CAPS, **caps),))
         return Subject.of(spec, rig.facts)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl_core.capsule.format import Capsule
-from minisgl_core.capsule.replay import check_capsule, errors_against_reference, replay
+from minisgl_core.capsule.attention.capsule import AttentionCapsule
+from minisgl_core.capsule.replay import check_capsule, replay
 from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import LayerFacts, OneOf
 from minisgl_core.testing import Mismatch, Rig, Subject
@@ -76,17 +76,17 @@ def test_nan_is_an_infinite_error_and_json(make_capsule: Any, make_subject: Any,
 def test_a_right_backend_passes_although_what_was_recorded_is_wrong(
     make_capsule: Any, make_subject: Any, rig: Rig
 ) -> None:
-    capsule: Capsule = make_capsule()
+    capsule: AttentionCapsule = make_capsule()
     layer = capsule.layers[0]
     capsule = replace(capsule, layers=(replace(layer, out=layer.out + 1), *capsule.layers[1:]))
     report = replay(capsule, make_subject(), rig, repeats=0)
     assert report.passed
     assert report.layers[0].against_recorded > 0.3 and report.layers[0].recorded_error > 0.3
-    assert errors_against_reference(capsule, 0, (capsule.layers[0].out,))[0] == report.layers[0].recorded_error
+    assert capsule.errors(0, (capsule.layers[0].out,))[0] == report.layers[0].recorded_error
 
 
 def test_a_recorded_exception_has_no_errors_of_its_own(make_capsule: Any, make_subject: Any, rig: Rig) -> None:
-    capsule: Capsule = make_capsule()
+    capsule: AttentionCapsule = make_capsule()
     lost = tuple(replace(layer, out=torch.full_like(layer.out, torch.nan)) for layer in capsule.layers)
     report = replay(replace(capsule, layers=lost), make_subject(), rig, repeats=0)
     assert report.passed and report.layers[0].against_recorded == float("inf")
@@ -107,7 +107,7 @@ def test_a_wrong_shape_is_a_failure(make_capsule: Any, make_subject: Any, rig: R
 
 
 def test_padding_is_run_but_not_judged(make_capsule: Any, make_subject: Any, rig: Rig) -> None:
-    capsule: Capsule = make_capsule("decode", ((1, 33), (1, 5), (1, 1)))
+    capsule: AttentionCapsule = make_capsule("decode", ((1, 33), (1, 5), (1, 1)))
 
     def spoil_the_last(backend: Any, out: torch.Tensor, batch: Any, layer: int) -> torch.Tensor:
         assert (batch.size, batch.padded_size) == (2, 3)

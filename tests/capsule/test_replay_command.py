@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl_core.capsule.format import Capsule, load_capsule
+from minisgl_core.capsule.attention.capsule import AttentionCapsule
+from minisgl_core.capsule.format import load_capsule
 from minisgl_core.cli.app import main
 from minisgl_core.errors import ConfigError
 from minisgl_core.settings.load import load_settings
@@ -99,7 +100,7 @@ def test_wrong_calls_are_one_line(
 def test_a_capsule_that_a_backend_does_not_declare_is_refused(
     make_capsule: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capsule: Capsule = make_capsule()
+    capsule: AttentionCapsule = make_capsule()
     odd = replace(capsule, geometry=replace(capsule.geometry, kv_layout="HND"))
     odd.save(Path("x.safetensors"))
     assert main(["replay", "x.safetensors", "--backend", "attention:torch", "--device", "cpu"]) == 1

@@ -9,16 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl_core.capsule.edits import (
+from minisgl_core.capsule.attention.capsule import AttentionCapsule
+from minisgl_core.capsule.attention.edits import (
     with_kv_heads,
-    with_layers,
     with_rows,
     without_pages,
     without_queries,
     without_tail,
 )
-from minisgl_core.capsule.format import Capsule
-from minisgl_core.capsule.replay import errors_against_reference, replay
+from minisgl_core.capsule.replay import replay
 from minisgl_core.capsule.shrink import shrink, shrink_while
 from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import LayerFacts
@@ -27,10 +26,10 @@ from minisgl_core.testing import Rig, Subject
 PREFILL, DECODE = ((3, 9), (5, 5), (2, 17)), ((1, 9), (1, 5), (1, 17))
 
 
-def assert_right(capsule: Capsule, rig: Rig) -> None:
+def assert_right(capsule: AttentionCapsule, rig: Rig) -> None:
     """What it holds as recorded is the reference's answer on what it holds as inputs, and a right backend agrees."""
     for place, layer in enumerate(capsule.layers):
-        assert errors_against_reference(capsule, place, (layer.out,))[0] < 1e-6
+        assert capsule.errors(place, (layer.out,))[0] < 1e-6
     report = replay(capsule, Subject.of("attention:torch", rig.facts), rig, repeats=0)
     assert report.passed, report.failure()
     live = capsule.page_ids[capsule.page_ids < capsule.num_pages]
@@ -48,7 +47,7 @@ def test_every_edit_keeps_a_capsule_right(make_capsule: Any, rig: Rig, rows: Any
     phase = "prefill" if rows is PREFILL else "decode"
     capsule = make_capsule(phase, rows)
     assert_right(capsule, rig)
-    assert_right(with_layers(capsule, [1]), rig)
+    assert_right(capsule.with_layers([1]), rig)
     assert_right(with_rows(capsule, [2, 0]), rig)
     assert_right(with_kv_heads(capsule, [1]), rig)
     assert_right(without_tail(capsule, 2, 1), rig)
@@ -120,12 +119,12 @@ def test_a_step_that_is_right_cannot_be_shrunk(make_capsule: Any, make_subject: 
 @given(data=st.data())
 def test_whatever_the_failure_needs_stays(make_capsule: Any, data: st.DataObject) -> None:
     """For any wanted part: what is kept still has it, and nothing of the rest."""
-    capsule: Capsule = make_capsule("decode", DECODE, (LayerFacts(0.3),) * 4)
+    capsule: AttentionCapsule = make_capsule("decode", DECODE, (LayerFacts(0.3),) * 4)
     uid = data.draw(st.sampled_from(capsule.uids))
     layers = data.draw(st.sets(st.sampled_from([layer.layer_id for layer in capsule.layers]), min_size=1))
     length = data.draw(st.integers(1, capsule.kv_lens[capsule.uids.index(uid)]))
 
-    def fails(item: Capsule) -> bool:
+    def fails(item: AttentionCapsule) -> bool:
         has_layers = layers <= {layer.layer_id for layer in item.layers}
         return has_layers and uid in item.uids and item.kv_lens[item.uids.index(uid)] >= length
 

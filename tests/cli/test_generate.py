@@ -174,6 +174,7 @@ def test_every_setting_of_the_engine_can_be_reached() -> None:
         "allow_plugins": "[plugins]",
         "deny_plugins": "[plugins]",
         "record": "--record",
+        "record_role": "--record-role",
         "record_steps": "--record-steps",
         "record_max_mb": "--record-max-mb",
         "shadow": "[backends.shadow]",

@@ -1,4 +1,4 @@
-"""Smaller capsules out of larger ones.
+"""Smaller attention capsules out of larger ones.
 
 Every edit leaves a capsule that is right by itself: recorded results that it makes meaningless are replaced by the
 reference's.
@@ -11,18 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from .format import Capsule, RecordedLayer
-from .replay import expected
+from .capsule import AttentionCapsule, AttentionLayer
 
-__all__ = ["compact", "with_kv_heads", "with_layers", "with_rows", "without_pages", "without_queries", "without_tail"]
-
-
-def with_layers(capsule: Capsule, places: Sequence[int]) -> Capsule:
-    """Only these of its layers, by place."""
-    return replace(capsule, layers=tuple(capsule.layers[place] for place in places))
+__all__ = ["compact", "with_kv_heads", "with_rows", "without_pages", "without_queries", "without_tail"]
 
 
-def with_rows(capsule: Capsule, rows: Sequence[int]) -> Capsule:
+def with_rows(capsule: AttentionCapsule, rows: Sequence[int]) -> AttentionCapsule:
     """Only these of its real rows, and no padding."""
     tokens = torch.cat([torch.arange(*_span(capsule, row)) for row in rows])
     kv_lens = tuple(capsule.kv_lens[row] for row in rows)
@@ -39,7 +33,7 @@ def with_rows(capsule: Capsule, rows: Sequence[int]) -> Capsule:
     return compact(smaller)
 
 
-def with_kv_heads(capsule: Capsule, heads: Sequence[int]) -> Capsule:
+def with_kv_heads(capsule: AttentionCapsule, heads: Sequence[int]) -> AttentionCapsule:
     """Only these kv heads, each with the query heads that read it."""
     g = capsule.geometry
     ratio = g.q_heads // g.kv_heads
@@ -59,13 +53,13 @@ def with_kv_heads(capsule: Capsule, heads: Sequence[int]) -> Capsule:
     return replace(capsule, geometry=replace(g, kv_heads=len(heads), q_heads=len(queries)), layers=layers)
 
 
-def without_queries(capsule: Capsule, row: int, count: int) -> Capsule:
+def without_queries(capsule: AttentionCapsule, row: int, count: int) -> AttentionCapsule:
     """A row without its first ``count`` new tokens: they become tokens that were there before."""
     start, _ = _span(capsule, row)
     return _drop_tokens(capsule, row, range(start, start + count), capsule.kv_lens[row])
 
 
-def without_tail(capsule: Capsule, row: int, count: int) -> Capsule:
+def without_tail(capsule: AttentionCapsule, row: int, count: int) -> AttentionCapsule:
     """A row that ends ``count`` tokens earlier.
 
     Prefill loses its last new tokens; in decode the one new token stays, and sees fewer keys.
@@ -79,7 +73,7 @@ def without_tail(capsule: Capsule, row: int, count: int) -> Capsule:
     return _answer_anew(_moved(shorter, place), row)
 
 
-def without_pages(capsule: Capsule, row: int, count: int) -> Capsule:
+def without_pages(capsule: AttentionCapsule, row: int, count: int) -> AttentionCapsule:
     """A row without its first ``count`` pages."""
     size = capsule.geometry.page_size
     start, end = _span(capsule, row)
@@ -92,7 +86,7 @@ def without_pages(capsule: Capsule, row: int, count: int) -> Capsule:
     return compact(_answer_anew(shorter, row))
 
 
-def compact(capsule: Capsule) -> Capsule:
+def compact(capsule: AttentionCapsule) -> AttentionCapsule:
     """Without pages that no row reads, and renumbered in the order in which rows read them."""
     size = capsule.geometry.page_size
     width = -(-max(capsule.kv_lens) // size)
@@ -112,17 +106,17 @@ def compact(capsule: Capsule) -> Capsule:
     )
 
 
-def _span(capsule: Capsule, row: int) -> tuple[int, int]:
+def _span(capsule: AttentionCapsule, row: int) -> tuple[int, int]:
     """The row's tokens: first, and one past the last."""
     start = sum(capsule.q_lens[:row])
     return start, start + capsule.q_lens[row]
 
 
-def _take_tokens(layer: RecordedLayer, tokens: torch.Tensor) -> RecordedLayer:
+def _take_tokens(layer: AttentionLayer, tokens: torch.Tensor) -> AttentionLayer:
     return replace(layer, q=layer.q[tokens], k=layer.k[tokens], v=layer.v[tokens], out=layer.out[tokens])
 
 
-def _drop_tokens(capsule: Capsule, row: int, dropped: range, kv_len: int) -> Capsule:
+def _drop_tokens(capsule: AttentionCapsule, row: int, dropped: range, kv_len: int) -> AttentionCapsule:
     q_lens, kv_lens = [*capsule.q_lens], [*capsule.kv_lens]
     q_lens[row] -= len(dropped)
     kv_lens[row] = kv_len
@@ -138,7 +132,7 @@ def _drop_tokens(capsule: Capsule, row: int, dropped: range, kv_len: int) -> Cap
     return compact(smaller)
 
 
-def _moved(capsule: Capsule, token: int) -> Capsule:
+def _moved(capsule: AttentionCapsule, token: int) -> AttentionCapsule:
     """A decode row's one token, at the row's new end: its slot, and its key and value where the pool has them."""
     row, size = token, capsule.geometry.page_size
     last = capsule.kv_lens[row] - 1
@@ -154,12 +148,12 @@ def _moved(capsule: Capsule, token: int) -> Capsule:
     return replace(capsule, positions=positions, out_loc=out_loc, layers=tuple(layers))
 
 
-def _answer_anew(capsule: Capsule, row: int) -> Capsule:
+def _answer_anew(capsule: AttentionCapsule, row: int) -> AttentionCapsule:
     """The row's recorded result belongs to other keys: put the reference's in its place."""
     start, end = _span(capsule, row)
     layers = []
     for layer in capsule.layers:
         out = layer.out.clone()
-        out[start:end] = expected(capsule, layer, row).to(out.dtype)
+        out[start:end] = capsule.expected_row(layer, row).to(out.dtype)
         layers.append(replace(layer, out=out))
     return replace(capsule, layers=tuple(layers))

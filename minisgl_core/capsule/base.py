@@ -1,0 +1,182 @@
+"""What the capsules of all roles have in common. Shapes: T tokens of the step, B rows, padded ones included."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+
+from minisgl_core.plugin_api import Phase, Role
+
+from .difference import Difference, Place, row_of, worst
+from .file import write_file
+
+__all__ = ["Capsule", "Geometry", "RecordedLayer"]
+
+C = TypeVar("C", bound="Capsule")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What the role's Setup said, as plain data."""
+
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLayer(ABC):
+    """One layer's call. All tensors are on the host."""
+
+    layer_id: int
+    out: torch.Tensor
+    """(T, ...): what the backend of the time returned; NaN if it raised"""
+
+    TENSORS: ClassVar[tuple[str, ...]]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(getattr(self, name).nbytes for name in self.TENSORS)
+
+    @abstractmethod
+    def told(self) -> dict[str, Any]:
+        """What is no tensor, as JSON data."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, told: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
+        """The inverse: from what :meth:`told` said and the tensors by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capsule(ABC):
+    """One step of one role: enough to run it again without the model."""
+
+    step: int
+    phase: Phase
+    geometry: Geometry
+    q_lens: tuple[int, ...]
+    """(B,) new tokens of each row"""
+    uids: tuple[int, ...]
+    """Of the requests, one for each real row; rows beyond them are padding"""
+    layers: tuple[RecordedLayer, ...]
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """Where it comes from: backend, versions, device, plan, and what made it be written."""
+
+    ROLE: ClassVar[Role]
+    GEOMETRY: ClassVar[type[Geometry]]
+    LAYER: ClassVar[type[RecordedLayer]]
+    FACTS: ClassVar[tuple[str, ...]] = ("step", "phase", "q_lens", "uids")
+    """Fields that are JSON data by themselves"""
+    TENSORS: ClassVar[tuple[str, ...]] = ()
+    """Fields that are tensors"""
+
+    # Results.
+
+    @abstractmethod
+    def expected(self, place: int) -> torch.Tensor:
+        """float64 result of one layer, by place: the tokens of rows that are no padding."""
+
+    @abstractmethod
+    def locate(self, place: int, found: Difference) -> Place:
+        """Where a difference in the result of one layer is."""
+
+    @classmethod
+    @abstractmethod
+    def tolerance(cls, dtype: torch.dtype) -> float:
+        """The conformance kit's for this role, for results of this dtype."""
+
+    @classmethod
+    def scale(cls, want: torch.Tensor) -> float:
+        """What errors are relative to, beside the value itself."""
+        del want
+        return 1.0
+
+    @classmethod
+    def compare(cls, got: torch.Tensor, want: torch.Tensor) -> Difference:
+        """The worst element of two results, as the conformance kit of the role measures it."""
+        return worst(got, want, cls.scale(want))
+
+    def errors(self, place: int, results: Sequence[torch.Tensor]) -> tuple[float, ...]:
+        """Worst error of each host tensor (T, ...) as a result of one layer, against the float64 reference."""
+        want = self.expected(place)
+        return tuple(self.compare(result[: self.real_tokens], want).error for result in results)
+
+    def row_of(self, found: Difference) -> tuple[int, int]:
+        """(row, place among its new tokens)"""
+        return row_of(found.where[0], self.q_lens)
+
+    # Size.
+
+    @property
+    def real_tokens(self) -> int:
+        """Tokens of the rows that are no padding; they come first."""
+        return sum(self.q_lens[: len(self.uids)])
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    @abstractmethod
+    def content(self) -> str:
+        """What it holds besides layers, in a few words."""
+
+    def summary(self) -> str:
+        """Such as ``step 12, prefill, 2 rows of 5, 17 tokens (22 new), 4 layers, 1.2 MB``."""
+        layers = len(self.layers)
+        plural = "s" * (layers != 1)
+        return f"step {self.step}, {self.phase}, {self.content()}, {layers} layer{plural}, {self.nbytes / 1e6:.3g} MB"
+
+    # Others like it.
+
+    def with_origin(self: C, **facts: Any) -> C:
+        """The same, with more said of where it comes from."""
+        return replace(self, origin={**self.origin, **facts})
+
+    def with_layers(self: C, places: Sequence[int]) -> C:
+        """Only these of its layers, by place."""
+        return replace(self, layers=tuple(self.layers[place] for place in places))
+
+    # The file.
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By their names in the file."""
+        found = {name: getattr(self, name) for name in self.TENSORS}
+        for place, layer in enumerate(self.layers):
+            found |= {f"{name}.{place}": getattr(layer, name) for name in layer.TENSORS}
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all. Raises :class:`UsageError` if the folder cannot be written."""
+        header = {
+            "role": self.ROLE,
+            **{name: getattr(self, name) for name in self.FACTS},
+            "geometry": asdict(self.geometry),
+            "layers": [layer.told() for layer in self.layers],
+            "origin": dict(self.origin),
+        }
+        write_file(path, header, self.tensors())
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
+        """From the parts of a file. Raises ``KeyError`` or ``TypeError`` if something is missing."""
+        facts = {name: header[name] for name in cls.FACTS}
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+        }
+        fields |= {name: tensors[name] for name in cls.TENSORS}
+        layers = [
+            cls.LAYER.of(told, {name: tensors[f"{name}.{place}"] for name in cls.LAYER.TENSORS})
+            for place, told in enumerate(header["layers"])
+        ]
+        return cls(
+            geometry=cls.GEOMETRY(**header["geometry"]),
+            layers=tuple(layers),
+            origin=header["origin"],
+            **fields,
+        )

@@ -1,0 +1,109 @@
+"""What a capsule of routed experts holds.
+
+Shapes: T tokens of the step, B rows, k experts per token, E experts of the model, U experts that a layer used in this
+step, I expert width, N hidden width. The width is one rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import torch
+
+from minisgl_core.plugin_api import Role
+from minisgl_core.testing import reference
+from minisgl_core.testing.moe import TOLERANCE, usual_size
+
+from ..base import Capsule, Geometry, RecordedLayer
+from ..difference import Difference, Place
+
+__all__ = ["MoECapsule", "MoEGeometry", "MoELayer"]
+
+_ACTIVATION: Final = "silu(gate) * up"
+
+
+@dataclass(frozen=True, slots=True)
+class MoEGeometry(Geometry):
+    """What ``MoESetup`` said."""
+
+    num_experts: int
+    """E"""
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    """I"""
+    max_tokens: int
+    activation: str = _ACTIVATION
+    """Role API 1 has no other"""
+
+
+@dataclass(frozen=True, slots=True)
+class MoELayer(RecordedLayer):
+    """``out`` is (T, N): this rank's part, before ranks are summed and without the shared expert."""
+
+    experts: tuple[int, ...]
+    """(U,) the model's numbers of the experts here, ascending; their place in it is the number they have here"""
+    x: torch.Tensor
+    """(T, N)"""
+    topk_ids: torch.Tensor
+    """(T, k) int32, in the layer's own numbering; -1 = padding"""
+    topk_weights: torch.Tensor
+    """(T, k) float32"""
+    w13: torch.Tensor
+    """(U, 2I, N), gate rows first, as they were before the backend prepared them"""
+    w2: torch.Tensor
+    """(U, N, I)"""
+
+    TENSORS: ClassVar = ("x", "topk_ids", "topk_weights", "out", "w13", "w2")
+
+    def told(self) -> dict[str, Any]:
+        return {"layer_id": self.layer_id, "experts": self.experts}
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> MoELayer:
+        return cls(layer_id=told["layer_id"], experts=tuple(told["experts"]), **tensors)
+
+    def original_ids(self) -> torch.Tensor:
+        """(T, k) int32 in the model's numbering."""
+        numbers = torch.tensor((*self.experts, -1), dtype=torch.int32)  # -1 finds the last
+        return numbers[self.topk_ids.long()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoECapsule(Capsule):
+    """One step's routed experts, with the weights of just those that it used."""
+
+    geometry: MoEGeometry
+    layers: tuple[MoELayer, ...]
+
+    ROLE: ClassVar[Role] = "moe"
+    GEOMETRY: ClassVar = MoEGeometry
+    LAYER: ClassVar = MoELayer
+
+    def content(self) -> str:
+        rows, g = len(self.uids), self.geometry
+        tokens = f"{rows} row{'s' * (rows != 1)} ({self.real_tokens} new)"
+        used = len({expert for layer in self.layers for expert in layer.experts})
+        return f"{tokens}, top {g.top_k} of {g.num_experts} experts, {used} used"
+
+    def expected(self, place: int) -> torch.Tensor:
+        """(real tokens, N)"""
+        layer, real = self.layers[place], self.real_tokens
+        ids, weights = layer.topk_ids[:real], layer.topk_weights[:real]
+        return reference.experts(layer.x[:real], ids, weights, layer.w13, layer.w2)
+
+    def locate(self, place: int, found: Difference) -> Place:
+        token, column = found.where
+        experts = tuple(expert for expert in self.layers[place].original_ids()[token].tolist() if expert >= 0)
+        names = ", ".join(map(str, experts)) or "none"
+        return Place(*self.row_of(found), f"column {column} of experts {names}", experts=experts)
+
+    @classmethod
+    def tolerance(cls, dtype: torch.dtype) -> float:
+        return TOLERANCE[str(dtype).removeprefix("torch.")]
+
+    @classmethod
+    def scale(cls, want: torch.Tensor) -> float:
+        return usual_size(want)

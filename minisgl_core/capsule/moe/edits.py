@@ -1,0 +1,135 @@
+"""Smaller capsules of experts out of larger ones.
+
+Every edit leaves a capsule that is right by itself: recorded results that it makes meaningless are replaced by the
+reference's. Shapes as in :mod:`.capsule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from .capsule import MoECapsule, MoELayer
+
+__all__ = [
+    "renumbered",
+    "used_experts",
+    "with_choices",
+    "with_experts",
+    "with_hidden",
+    "with_num_experts",
+    "with_tokens",
+    "with_width",
+]
+
+
+def used_experts(capsule: MoECapsule) -> list[int]:
+    """By the model's numbers, of all layers, ascending."""
+    return sorted({expert for layer in capsule.layers for expert in layer.experts})
+
+
+def with_tokens(capsule: MoECapsule, tokens: Sequence[int]) -> MoECapsule:
+    """Only these of the step's tokens, ascending; rows without any are gone."""
+    places = torch.tensor(tokens)
+    ends = torch.tensor(capsule.q_lens).cumsum(0)
+    counts = torch.bincount(torch.searchsorted(ends, places, right=True), minlength=len(capsule.q_lens)).tolist()
+    layers = tuple(
+        _used_only(
+            replace(
+                layer,
+                x=layer.x[places],
+                out=layer.out[places],
+                topk_ids=layer.topk_ids[places],
+                topk_weights=layer.topk_weights[places],
+            )
+        )
+        for layer in capsule.layers
+    )
+    return replace(
+        capsule,
+        q_lens=tuple(count for count in counts if count),
+        uids=tuple(uid for uid, count in zip(capsule.uids, counts, strict=False) if count),
+        layers=layers,
+    )
+
+
+def with_choices(capsule: MoECapsule, choices: Sequence[int]) -> MoECapsule:
+    """Only these of each token's k experts, by place."""
+
+    def edit(layer: MoELayer) -> MoELayer:
+        ids, weights = layer.topk_ids[:, list(choices)], layer.topk_weights[:, list(choices)]
+        return _used_only(replace(layer, topk_ids=ids, topk_weights=weights))
+
+    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, top_k=len(choices))), edit)
+
+
+def with_experts(capsule: MoECapsule, kept: Sequence[int]) -> MoECapsule:
+    """Only these experts, by place among those used; where a token chose another one, it has padding."""
+    used = used_experts(capsule)
+    wanted = {used[place] for place in kept}
+
+    def edit(layer: MoELayer) -> MoELayer:
+        stays = torch.tensor([expert in wanted for expert in (*layer.experts, -1)])  # -1 finds the last
+        return _used_only(replace(layer, topk_ids=layer.topk_ids.where(stays[layer.topk_ids.long()], -1)))
+
+    return _answered_anew(capsule, edit)
+
+
+def renumbered(capsule: MoECapsule) -> MoECapsule:
+    """A model of just the experts that are used, in their order; of as many as a token chooses, at least."""
+    number = {expert: place for place, expert in enumerate(used_experts(capsule))}
+    layers = tuple(replace(layer, experts=tuple(number[e] for e in layer.experts)) for layer in capsule.layers)
+    return with_num_experts(replace(capsule, layers=layers), max(capsule.geometry.top_k, len(number)))
+
+
+def with_num_experts(capsule: MoECapsule, count: int) -> MoECapsule:
+    """A model of so many experts, more than the largest number in use."""
+    return replace(capsule, geometry=replace(capsule.geometry, num_experts=count))
+
+
+def with_width(capsule: MoECapsule, width: int) -> MoECapsule:
+    """Only the first ``width`` of each expert's I inner values."""
+    full = capsule.geometry.intermediate_size
+
+    def edit(layer: MoELayer) -> MoELayer:
+        w13 = torch.cat((layer.w13[:, :width], layer.w13[:, full : full + width]), 1)
+        return replace(layer, w13=w13, w2=layer.w2[:, :, :width])
+
+    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, intermediate_size=width)), edit)
+
+
+def with_hidden(capsule: MoECapsule, hidden: int) -> MoECapsule:
+    """Only the first ``hidden`` of the N columns, of inputs and of results."""
+
+    def edit(layer: MoELayer) -> MoELayer:
+        x, out = layer.x[:, :hidden], layer.out[:, :hidden]
+        return replace(layer, x=x, out=out, w13=layer.w13[:, :, :hidden], w2=layer.w2[:, :hidden])
+
+    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, hidden_size=hidden)), edit)
+
+
+def _used_only(layer: MoELayer) -> MoELayer:
+    """Without experts that no token has."""
+    used = layer.topk_ids[layer.topk_ids >= 0].unique().long()
+    numbers = torch.full((len(layer.experts) + 1,), -1, dtype=torch.int32)  # -1 finds the last
+    numbers[used] = torch.arange(len(used), dtype=torch.int32)
+    return replace(
+        layer,
+        experts=tuple(layer.experts[place] for place in used.tolist()),
+        topk_ids=numbers[layer.topk_ids.long()],
+        w13=layer.w13[used],
+        w2=layer.w2[used],
+    )
+
+
+def _answered_anew(capsule: MoECapsule, edit: Callable[[MoELayer], MoELayer]) -> MoECapsule:
+    """Edit every layer; the recorded results belong to other weights: put the reference's in their place."""
+    edited = replace(capsule, layers=tuple(map(edit, capsule.layers)))
+    layers = []
+    for place, layer in enumerate(edited.layers):
+        out = layer.out.clone()
+        out[: edited.real_tokens] = edited.expected(place).to(out.dtype)
+        layers.append(replace(layer, out=out))
+    return replace(edited, layers=tuple(layers))

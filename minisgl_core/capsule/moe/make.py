@@ -1,0 +1,64 @@
+"""Capsules of experts from watched steps. Shapes as in :mod:`.capsule`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .capsule import MoECapsule, MoEGeometry, MoELayer
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import MoESetup
+
+    from ..watch import WatchedStep
+    from .watch import MoECall
+
+__all__ = ["MoEMaker"]
+
+
+class MoEMaker:
+    """A :class:`~minisgl_core.capsule.record.CapsuleMaker`; ``num_layers`` are those that have experts."""
+
+    def __init__(self, setup: MoESetup, num_layers: int) -> None:
+        self._num_layers, self._itemsize = num_layers, setup.dtype.itemsize
+        self._geometry = MoEGeometry(
+            dtype=str(setup.dtype).removeprefix("torch."),
+            num_experts=setup.num_experts,
+            top_k=setup.top_k,
+            hidden_size=setup.hidden_size,
+            intermediate_size=setup.intermediate_size,
+            max_tokens=setup.max_tokens,
+        )
+
+    def least_bytes(self, step: WatchedStep) -> int:
+        """As if all tokens went to the same experts."""
+        g, tokens = self._geometry, sum(step.q_lens)
+        rows = tokens * (2 * g.hidden_size * self._itemsize + 8 * g.top_k)
+        weights = 3 * g.top_k * g.intermediate_size * g.hidden_size * self._itemsize
+        return self._num_layers * (rows + weights)
+
+    def layer(self, call: MoECall, out: torch.Tensor | None) -> MoELayer:
+        result = torch.full_like(call.x, torch.nan) if out is None else out
+        x, ids, weights, result = (
+            tensor.to("cpu", copy=True) for tensor in (call.x, call.topk_ids, call.topk_weights, result)
+        )
+        count = self._geometry.num_experts
+        ids = torch.where((ids >= 0) & (ids < count), ids.long(), count)
+        used = ids[ids < count].unique()
+        numbers = torch.full((count + 1,), -1, dtype=torch.int32)
+        numbers[used] = torch.arange(len(used), dtype=torch.int32)
+        w13, w2 = (tensor[used] for tensor in call.weights)
+        return MoELayer(call.layer_id, result, tuple(used.tolist()), x, numbers[ids], weights, w13, w2)
+
+    def capsule(self, step: WatchedStep, layers: Sequence[MoELayer], origin: Mapping[str, Any]) -> MoECapsule:
+        return MoECapsule(
+            step=step.number,
+            phase=step.phase,
+            geometry=self._geometry,
+            q_lens=step.q_lens,
+            uids=step.uids,
+            layers=tuple(layers),
+            origin={"backend": step.label, **origin},
+        )

@@ -1,0 +1,42 @@
+"""The roles whose steps can be recorded, each with what it knows of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .attention.capsule import AttentionCapsule
+from .attention.reduce import reduce_attention
+from .attention.run import AttentionRun, attention_need
+from .moe.capsule import MoECapsule
+from .moe.reduce import reduce_moe
+from .moe.run import MoERun, moe_need
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import Caps
+    from minisgl_core.registry import DeviceFacts
+    from minisgl_core.registry.query import Need
+    from minisgl_core.testing import Rig, Subject
+
+    from .base import Capsule
+    from .run import Run
+    from .search import Fails
+
+__all__ = ["ROLES", "RoleTools"]
+
+
+class RoleTools(NamedTuple):
+    """What replaying and shrinking ask of a role; the capsules given are its own."""
+
+    capsule: type[Capsule]
+    need: Callable[[Any, DeviceFacts], Need]
+    """What a capsule asks of a backend's caps"""
+    run: Callable[[Any, Subject, Caps, Rig], Run]
+    reduce: Callable[[Any, Fails[Any]], Any]
+    """One round of making a capsule smaller, its layers excepted"""
+
+
+ROLES: Final[Mapping[str, RoleTools]] = {
+    "attention": RoleTools(AttentionCapsule, attention_need, AttentionRun, reduce_attention),
+    "moe": RoleTools(MoECapsule, moe_need, MoERun, reduce_moe),
+}

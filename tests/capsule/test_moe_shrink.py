@@ -1,0 +1,162 @@
+"""Shrinking experts: every edit keeps a capsule right, and what is left of a failing one is what the failure needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl_core.capsule.moe.capsule import MoECapsule
+from minisgl_core.capsule.moe.edits import (
+    renumbered,
+    used_experts,
+    with_choices,
+    with_experts,
+    with_hidden,
+    with_tokens,
+    with_width,
+)
+from minisgl_core.capsule.replay import replay
+from minisgl_core.capsule.shrink import shrink, shrink_while
+from minisgl_core.testing import Rig, Subject
+
+
+def assert_right(capsule: MoECapsule, rig: Rig) -> None:
+    """What it holds as recorded is the reference's answer on what it holds as inputs, and a right backend agrees."""
+    for place, layer in enumerate(capsule.layers):
+        assert capsule.errors(place, (layer.out,))[0] < 1e-6
+        named = layer.topk_ids[layer.topk_ids >= 0].unique().tolist()
+        assert named == list(range(len(layer.experts))) and len(layer.w13) == len(layer.w2) == len(named)
+    assert sum(capsule.q_lens) == len(capsule.layers[0].x) and len(capsule.uids) <= len(capsule.q_lens)
+    report = replay(capsule, Subject.of("moe:torch", rig.facts), rig, repeats=0)
+    assert report.passed, report.failure()
+
+
+def test_every_edit_keeps_a_capsule_right(make_moe_capsule: Any, rig: Rig) -> None:
+    capsule = make_moe_capsule(padded=1, top_k=3)
+    for edited in (
+        capsule,
+        capsule.with_layers([1]),
+        with_tokens(capsule, [1, 2, 8]),
+        with_choices(capsule, [2, 0]),
+        with_experts(capsule, [1, 4, 5]),
+        renumbered(with_experts(capsule, [1, 4, 5])),
+        with_width(capsule, 5),
+        with_hidden(capsule, 7),
+    ):
+        assert_right(edited, rig)
+
+
+def test_edits_do_what_they_say(make_moe_capsule: Any) -> None:
+    capsule: MoECapsule = make_moe_capsule((3, 1, 4), padded=1)
+    fewer = with_tokens(capsule, [1, 5, 8])
+    assert (fewer.q_lens, fewer.uids, fewer.real_tokens) == ((1, 1, 1), (100, 102), 2)
+    assert torch.equal(fewer.layers[1].x, capsule.layers[1].x[[1, 5, 8]])
+    assert torch.equal(fewer.layers[1].original_ids(), capsule.layers[1].original_ids()[[1, 5, 8]])
+
+    one = with_choices(capsule, [1])
+    assert one.geometry.top_k == 1
+    assert torch.equal(one.layers[0].original_ids(), capsule.layers[0].original_ids()[:, 1:])
+
+    kept = with_experts(capsule, [2, 6])
+    assert used_experts(capsule) == list(range(8)) and used_experts(kept) == [2, 6]
+    ids = capsule.layers[0].original_ids()
+    assert torch.equal(kept.layers[0].original_ids(), torch.where((ids == 2) | (ids == 6), ids, -1))
+    assert kept.geometry.num_experts == 8 and renumbered(kept).geometry.num_experts == 2
+    assert used_experts(renumbered(kept)) == [0, 1]
+
+    narrow, (first, *_) = with_width(capsule, 5), capsule.layers
+    assert torch.equal(narrow.layers[0].w13, first.w13[:, [0, 1, 2, 3, 4, 12, 13, 14, 15, 16]]), "of gate and of up"
+    assert torch.equal(narrow.layers[0].w2, first.w2[:, :, :5]) and narrow.geometry.intermediate_size == 5
+    thin = with_hidden(capsule, 7)
+    assert thin.layers[0].x.shape == thin.layers[0].out.shape == (9, 7) and thin.geometry.hidden_size == 7
+    assert (thin.layers[0].w13.shape[2], thin.layers[0].w2.shape[1]) == (7, 7)
+
+
+def wrong_for_expert_five(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
+    """Tokens that go to the expert with the number 5, in models of at least 7."""
+    if len(weights[0]) >= 7:
+        out[(ids == 5).any(-1)] += 1.0
+    return out
+
+
+def test_what_is_left_is_what_the_failure_needs(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+    capsule, subject = make_moe_capsule((5, 1, 6), layers=3, top_k=3), make_moe_subject(wrong_for_expert_five)
+    tried = []
+    small = shrink(capsule, subject, rig, lambda item, failed: tried.append(failed))
+    assert (small.q_lens, len(small.uids), len(small.layers)) == ((1,), 1, 1)
+    assert (small.layers[0].experts, small.layers[0].topk_ids.tolist()) == ((5,), [[0]])
+    g = small.geometry
+    assert (g.num_experts, g.top_k, g.intermediate_size, g.hidden_size) == (7, 1, 1, 1), "its number matters"
+    assert small.nbytes < 100 < capsule.nbytes
+    assert small.origin["shrunk_from"] == capsule.summary() and small.origin["failed_on"] == "moe:changed"
+    assert len(tried) < 100
+    assert not replay(small, subject, rig, repeats=0).passed
+    assert_right(small, rig)
+
+
+def test_numbers_that_do_not_matter_are_changed(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+    """Two tokens with one expert in common: both stay, and the model shrinks to that expert."""
+
+    def crowded(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
+        counts = torch.bincount(ids[ids >= 0], minlength=len(weights[0]))
+        busy = (counts > 1).nonzero().flatten()
+        out[torch.isin(ids, busy).any(-1)] += 1.0
+        return out
+
+    small = shrink(make_moe_capsule((5, 6)), make_moe_subject(crowded), rig)
+    assert sum(small.q_lens) == 2
+    assert (small.geometry.num_experts, small.geometry.top_k) == (1, 1)
+    assert small.layers[0].topk_ids.tolist() == [[0], [0]]
+    assert_right(small, rig)
+
+
+def test_widths_that_a_kernel_cannot_have_are_not_tried_in_its_place(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: Rig
+) -> None:
+    def picky(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
+        if x.shape[1] % 4:
+            raise ValueError("not a multiple of 4")
+        return out + 1
+
+    small = shrink(make_moe_capsule((2,)), make_moe_subject(picky), rig)
+    assert (small.geometry.hidden_size, small.geometry.intermediate_size) == (4, 1)
+
+
+def test_padding_stays_if_the_failure_needs_it(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+    def wrong_beside_padding(out: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+        out[0] += 1.0 if len(x) > 2 else 0.0
+        return out
+
+    small = shrink(make_moe_capsule((1, 1), padded=3, phase="decode"), make_moe_subject(wrong_beside_padding), rig)
+    assert (sum(small.q_lens), small.real_tokens >= 1) == (3, True)
+    assert not replay(small, make_moe_subject(wrong_beside_padding), rig, repeats=0).passed
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_whatever_the_failure_needs_stays(make_moe_capsule: Any, data: st.DataObject) -> None:
+    """For any wanted parts: what is kept still has them, and nothing of the rest."""
+    capsule: MoECapsule = make_moe_capsule((4, 3), layers=3, top_k=3)
+    layers = data.draw(st.sets(st.sampled_from([10, 11, 12]), min_size=1))
+    uid = data.draw(st.sampled_from(capsule.uids))
+    expert = data.draw(st.sampled_from(used_experts(capsule.with_layers([min(layers) - 10]))))
+    width = data.draw(st.integers(1, 12))
+
+    def fails(item: MoECapsule) -> bool:
+        found = {layer.layer_id: layer for layer in item.layers}
+        has_expert = min(layers) in found and expert in found[min(layers)].experts
+        return layers <= found.keys() and has_expert and uid in item.uids and item.geometry.intermediate_size >= width
+
+    if not fails(capsule):
+        pytest.fail("the whole capsule has every part")
+    small = shrink_while(capsule, fails)
+    assert fails(small)
+    assert {layer.layer_id for layer in small.layers} == layers
+    assert uid in small.uids and sum(small.q_lens) <= 2, "one token of the request, and one of the expert"
+    power = next(size for size in (1, 2, 4, 8, 12) if size >= width)
+    assert (small.geometry.top_k, small.geometry.intermediate_size, small.geometry.hidden_size) == (1, power, 1)
+    assert used_experts(small) == [expert]
