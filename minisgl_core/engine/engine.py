@@ -199,7 +199,7 @@ class Engine:
             if batch.view is None:
                 self.attn_backend.prepare_metadata(batch)
             out = self.stepper.step(batch)
-        if batch.size == len(out.next_tokens):
+        if batch.size == out.next_tokens.shape[0]:
             return self._finish_pass(batch, out.logits, out.next_tokens)
         return self._finish_pass(batch, out.logits[: batch.size], out.next_tokens[: batch.size])
 
