@@ -1,0 +1,115 @@
+"""The conformance kit on every installed backend that speaks of this device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from minisgl_core.plugin_api import BackendSpec, OneOf, Role
+from minisgl_core.registry import Candidate, DeviceFacts, Registry
+from minisgl_core.registry.matching import match
+from minisgl_core.registry.query import Need
+from minisgl_core.registry.requirements import Installed, check_requirements
+
+from .checks import Check, Failed, Here, Skipped
+
+__all__ = ["backends_here", "checks", "label_of", "prebuilt"]
+
+SECONDS: Final[Mapping[str, float]] = {"attention": 60.0, "ops": 40.0, "moe": 40.0, "kv": 30.0, "graph": 20.0}
+OTHER_SECONDS: Final = 15.0
+FULL: Final = 3.0
+"""How many times longer than with ``--quick``."""
+CASES: Final[Mapping[str, tuple[int, ...]]] = {
+    "attention": (68, 89),
+    "kv": (89,),
+    "graph": (65,),
+    "moe": (72, 74, 75, 89),
+    "ops": (89,),
+    "linear": (89,),
+}
+SHOWN: Final = 5
+"""Failed cases that are told with their details."""
+
+
+def _half_without_features(spec: BackendSpec) -> BackendSpec:
+    boxes = tuple(
+        replace(box, head_dims=OneOf(64, 128), features=frozenset()) for box in spec.caps if box.dtypes == ("bfloat16",)
+    )
+    return replace(spec, caps=boxes)
+
+
+PREBUILT: Final[Mapping[tuple[str, str], Callable[[BackendSpec], BackendSpec]]] = {
+    ("attention", "flashinfer"): _half_without_features
+}
+"""(role, name) -> the part of its caps whose kernels come with the library; the others are compiled for minutes."""
+
+
+def prebuilt(spec: BackendSpec, quick: bool) -> BackendSpec:
+    """The spec; with ``quick`` only as far as no kernel must be compiled for minutes."""
+    narrow = PREBUILT.get((spec.role, spec.name))
+    return narrow(spec) if quick and narrow is not None else spec
+
+
+def backends_here(registry: Registry, role: Role, device: DeviceFacts) -> list[Candidate]:
+    """The backends of a role whose caps speak of this device, installed libraries or not."""
+    need = Need(device=device)
+    return [item for item in registry.candidates(role) if match(item.spec, need)[0] is not None]
+
+
+def label_of(candidate: Candidate) -> str:
+    """Such as ``attention:fa/fa3``."""
+    spec = candidate.spec
+    return f"{spec.role}:{spec.name}" + (f"/{spec.variant}" if spec.variant else "")
+
+
+def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
+    """One check per backend."""
+    from minisgl_core.testing.suite import SUITES
+
+    found = []
+    for role in SUITES:
+        for candidate in backends_here(registry, role, device):
+            seconds = SECONDS.get(role, OTHER_SECONDS) * (1.0 if quick else FULL)
+            cases = CASES.get(role, ())
+            if "route" in _operations(candidate.spec):
+                cases = (*cases, 71)
+            if "sample" in _operations(candidate.spec):
+                cases = (*cases, 42, 45)
+            run = partial(conforms, candidate)
+            found.append(Check(f"conformance/{label_of(candidate)}", run, seconds, cases=cases, limit_s=10 * seconds))
+    return found
+
+
+def _operations(spec: BackendSpec) -> set[str]:
+    return {op for box in spec.caps for op in box.ops}
+
+
+def conforms(candidate: Candidate, here: Here) -> dict[str, Any]:
+    """`minisgl verify ROLE:NAME` on this device."""
+    from minisgl_core.testing import Rig, Subject, verify
+
+    missing = [str(reason) for reason in check_requirements(candidate.spec, Installed())]
+    if missing:
+        raise Skipped(f"not installed: {'; '.join(missing)}")
+    rig = Rig(here.device)
+    subject = Subject.of(candidate.key, rig.facts)
+    subject = replace(subject, spec=prebuilt(subject.spec, here.quick))
+    counts = {"passed": 0, "failed": 0, "note": 0, "skipped": 0}
+
+    def finished(outcome: Any) -> None:
+        counts[outcome.status] += 1
+        here.note(**counts)
+
+    report = verify(subject, rig, quick=here.quick, finished=finished)
+    worst = {f"worst {dtype}": error for dtype, (error, _) in report.worst_errors().items()}
+    here.note(**worst, speeds=[speed.to_json() for speed in report.speeds])
+    failed = report.of_status("failed")
+    if failed:
+        told = [f"{outcome.name}: {outcome.detail.splitlines()[0]}" for outcome in failed[:SHOWN]]
+        raise Failed("\n".join([f"{len(failed)} of {len(report.outcomes)} cases failed:", *told]))
+    if not report.passed:
+        reasons = {outcome.detail for outcome in report.of_status("skipped")}
+        raise Skipped("no case could be run: " + "; ".join(sorted(reasons)))
+    return {}

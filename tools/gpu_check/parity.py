@@ -1,0 +1,164 @@
+"""Whole engines against transformers: equal tokens in float32, logits within a bound in bfloat16, NaN in the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from minisgl_core.plugin_api import Phase
+from minisgl_core.registry import DeviceFacts, Registry
+from minisgl_core.registry.matching import match
+from minisgl_core.registry.query import Need
+from minisgl_core.registry.requirements import Installed, check_requirements
+
+from .checks import Check, Failed, Here, expect
+from .conformance import backends_here
+
+__all__ = ["attention_pairs", "checks", "first_difference"]
+
+FAMILIES: Final = ("q3", "q25", "s93", "mistral-window", "moe", "moe2")
+VARIANTS: Final = ("qwen2-window", "llama-bias", "llama-llama3", "llama-yarn", "q3-16q2kv", "q3-untied", "moe-mixed")
+CLOSE_CALL: Final = 1e-2
+"""Two logits nearer than this may change places in float32; what follows is not compared."""
+PAGES: Final = (1, 16, 64, 256)
+MODELS: Final = ("dense", "ratio5", "moe")
+
+
+def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
+    """float32 by model family, bfloat16 and poison by pair of attention backends."""
+    found = [
+        Check(
+            f"fp32/{name}",
+            partial(same_tokens, name),
+            12.0,
+            session="fp32/families",
+            cases=(16, 24) if "window" in name else (),
+        )
+        for name in FAMILIES
+    ]
+    found += [
+        Check(f"fp32/{name}", partial(same_tokens, name), 12.0, session="fp32/variants", quick=False)
+        for name in VARIANTS
+    ]
+    found.append(Check("fp32/qwen3-0.6b-widths", same_tokens_at_real_widths, 60.0))
+    for prefill, decode in attention_pairs(device, registry):
+        pair = {"prefill": prefill, "decode": decode}
+        name = f"{prefill}+{decode}"
+        for model in MODELS:
+            pages = PAGES if model == "dense" or not quick else (16,)
+            run = partial(within_bounds, pair, model, pages)
+            found.append(Check(f"bf16/{name}/{model}", run, 6.0 * (1 + len(pages)), session=f"bf16/{name}"))
+        run = partial(unharmed_by_nan, pair)
+        found.append(Check(f"poison/{name}", run, 12.0, session=f"bf16/{name}", cases=(65,)))
+    return found
+
+
+def attention_pairs(device: DeviceFacts, registry: Registry) -> Iterator[tuple[str, str]]:
+    """Every (prefill, decode) pairing that the caps allow in bfloat16; on a GPU without stand-ins."""
+    names: dict[Phase, list[str]] = {}
+    phases: tuple[Phase, Phase] = ("prefill", "decode")
+    for phase in phases:
+        need = Need(device=device, dtype="bfloat16", kv_dtype="bfloat16", head_dim=128, phase=phase)
+        fitting = [
+            item.spec.name
+            for item in backends_here(registry, "attention", device)
+            if match(item.spec, need)[0] is not None
+            and not check_requirements(item.spec, Installed())
+            and not (item.spec.stand_in and device.kind == "cuda")
+        ]
+        names[phase] = list(dict.fromkeys(fitting))
+    return product(names["prefill"], names["decode"])
+
+
+# float32.
+
+
+def first_difference(got: Sequence[int], wanted: Sequence[int], margins: Sequence[float]) -> tuple[int | None, int]:
+    """(step of the first token that differs although it was no close call, tokens compared)."""
+    for step, margin in enumerate(margins):
+        if len(got) <= step or got[step] != wanted[step]:
+            return (step if margin > CLOSE_CALL else None), step
+    return (len(wanted) if len(got) > len(wanted) else None), len(wanted)
+
+
+def same_tokens(name: str, here: Here) -> dict[str, Any]:
+    """A tiny checkpoint answers as in transformers: twice, the second time from the prefix cache."""
+    from .models import tests_checkpoints, tiny_checkpoint
+
+    return _compare(here, tiny_checkpoint(name), tests_checkpoints().reference(name))
+
+
+def same_tokens_at_real_widths(here: Here) -> dict[str, Any]:
+    """The layers of Qwen3-0.6B, random."""
+    from .models import real_geometry, tests_checkpoints
+
+    tools, model = tests_checkpoints(), real_geometry(here)
+    return _compare(here, model, tools.answer_of(tools.load_model(model)))
+
+
+def _compare(here: Here, model: Any, reference: Any) -> dict[str, Any]:
+    from .serving import answers, greedy, serve
+
+    compared, steps = 0, len(reference.continuations[0])
+    with serve(here, model) as llm:
+        for turn in ("first", "cached"):
+            got = answers(llm, reference.prompts, greedy(steps))
+            for prompt, mine, theirs, margins in zip(
+                reference.prompts, got, reference.continuations, reference.margins, strict=True
+            ):
+                wrong, count = first_difference(mine, theirs, margins)
+                compared += count
+                if wrong is not None:
+                    raise Failed(
+                        f"{turn} answer to the prompt of {len(prompt)} tokens differs from token {wrong} on:\n"
+                        f"got      {mine}\nexpected {theirs}\nmargins  {[f'{m:.2g}' for m in margins]}"
+                    )
+    expect(compared > 0, "no token was compared")
+    return {"tokens": compared, "smallest_margin": float(np.min(reference.margins))}
+
+
+# bfloat16.
+
+
+def within_bounds(pair: dict[str, str], model: str, pages: Sequence[int], here: Here) -> dict[str, Any]:
+    """Teacher-forced logits at every page size with graphs, and at one without."""
+    from .forced import follow, judge, make_script
+    from .models import forced_model
+
+    folder = forced_model(here, model)
+    script = make_script(here, model, folder)
+    worst = 0.0
+    for page_size, graphs in [*((size, True) for size in pages), (16, False)]:
+        logits, tokens, _ = follow(here, folder, script, pair, page_size=page_size, graphs=graphs)
+        try:
+            figures = judge(script, logits, tokens)
+        except Failed as failed:
+            raise Failed(f"page size {page_size}, graphs {'on' if graphs else 'off'}: {failed}") from None
+        worst = max(worst, figures["worst_error"])
+        here.note(**{**figures, "worst_error": worst})
+    return {}
+
+
+def unharmed_by_nan(pair: dict[str, str], here: Here) -> dict[str, Any]:
+    """NaN in every page that a row does not own, and in fresh pages where no backend needs finite tails."""
+    from .forced import follow, judge, make_script
+    from .models import forced_model
+
+    folder = forced_model(here, "dense")
+    script = make_script(here, "dense", folder)
+    for page_size in (16, 64):
+        for graphs in (True, False):
+            clean, _, _ = follow(here, folder, script, pair, page_size=page_size, graphs=graphs)
+            logits, tokens, engine = follow(here, folder, script, pair, page_size=page_size, graphs=graphs, poison=True)
+            where = f"page size {page_size}, graphs {'on' if graphs else 'off'}"
+            expect(not logits.isnan().any(), f"{where}: NaN came out of pages that no row owns or has written")
+            here.note(**judge(script, logits, tokens))
+            span = float(clean.amax() - clean.amin())
+            change = float((logits - clean).abs().max()) / span
+            expect(change < 1e-3, f"{where}: the poison changed logits by {change:.3g} of their range")
+            here.note(change=change, finite_tail=any(c.finite_tail for c in engine.plan.choices("attention")))
+    return {}

@@ -1,0 +1,198 @@
+"""What a run found: a JSON file that is current after every check, and a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from minisgl_core.errors import UsageError
+
+from .checks import ROOT, STATUSES, Check, Record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from minisgl_core.registry import DeviceFacts
+
+__all__ = ["Report", "default_path", "merged"]
+
+FORMAT: Final = 1
+NOT_YET: Final = "it was not run"
+STYLES: Final = {"ok": "green", "failed": "bold red", "skipped": "yellow", "unfinished": "red"}
+
+
+def default_path(device: DeviceFacts, part: tuple[int, int] | None = None) -> Path:
+    """Such as ``benchmarks/results/gpu_check_h200.json`` in the checkout."""
+    words = re.findall(r"[a-z0-9]+", device.name.lower()) if device.kind == "cuda" else ["cpu"]
+    short = "-".join(word for word in words if word not in ("nvidia", "geforce")) or "cuda"
+    suffix = f"_part{part[0]}of{part[1]}" if part else ""
+    return ROOT / "benchmarks" / "results" / f"gpu_check_{short}{suffix}.json"
+
+
+@dataclass
+class Report:
+    """All records by name. ``header``: device, versions and options, as JSON data."""
+
+    header: Mapping[str, Any]
+    records: dict[str, Record] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def expecting(self, checks: Iterable[Check]) -> Report:
+        """The same with these checks as unfinished: what a killed run has not come to."""
+        for check in checks:
+            self.records[check.name] = Record(check.name, "unfinished", error=(NOT_YET,), cases=check.cases)
+        return self
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Records by status."""
+        found = Counter(record.status for record in self.records.values())
+        return {status: found[status] for status in STATUSES}
+
+    @property
+    def passed(self) -> bool:
+        """Nothing failed or is unfinished, and something is ok."""
+        counts = self.counts
+        return not counts["failed"] and not counts["unfinished"] and counts["ok"] > 0
+
+    def cases(self) -> dict[int, dict[str, Any]]:
+        """Reported fault -> its checks and whether they show that it is absent: the worst of those that were made."""
+        found: dict[int, list[Record]] = {}
+        for record in self.records.values():
+            for number in record.cases:
+                found.setdefault(number, []).append(record)
+        return {
+            number: {"status": _together(records), "checks": [record.name for record in records]}
+            for number, records in sorted(found.items())
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "format": FORMAT,
+            **self.header,
+            "seconds": round(self.seconds, 1),
+            "passed": self.passed,
+            "counts": self.counts,
+            "checks": [record.to_json() for record in self.records.values()],
+            "cases": {str(number): case for number, case in self.cases().items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        """The inverse of :meth:`to_json`."""
+        derived = ("format", "seconds", "passed", "counts", "checks", "cases")
+        records = [Record.from_json(item) for item in data["checks"]]
+        header = {key: value for key, value in data.items() if key not in derived}
+        return cls(header, {record.name: record for record in records}, data["seconds"])
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """From a file. Raises :class:`UsageError` for a file that holds no report."""
+        try:
+            data = json.loads(path.read_text())
+            if data["format"] == FORMAT:
+                return cls.from_json(data)
+            problem = f"its format is {data['format']}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"{path} is no report: {problem}", field="--merge", value=str(path), remedy="give a file that --json wrote"
+        )
+
+    def write(self, path: Path) -> None:
+        """Written beside and renamed: whoever reads it finds a whole report."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        draft.replace(path)
+
+    def show(self, console: Console) -> None:
+        """The table, what failed, and the verdict."""
+        console.print(self._table())
+        for record in self.records.values():
+            if record.status == "failed":
+                console.print(f"\nFAILED {record.name}", style=STYLES["failed"])
+                console.print("  " + "\n  ".join(record.error or ("no message",)))
+        counts = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
+        verdict = "PASSED" if self.passed else "FAILED"
+        style = STYLES["ok" if self.passed else "failed"]
+        console.print(f"\n{verdict}: {counts or 'no check'}, {self.seconds:.0f} s", style=style)
+
+    def _table(self) -> object:
+        from rich.table import Table
+
+        table = Table("check", "status", "s", "what it found", title=_title(self.header), title_justify="left")
+        for record in self.records.values():
+            told = brief(record.figures) if record.status == "ok" else next(iter(record.error), "")
+            status = f"[{STYLES[record.status]}]{record.status}[/]"
+            table.add_row(_plain(record.name), status, f"{record.seconds:.1f}", _plain(told))
+        return table
+
+
+def brief(figures: Mapping[str, Any], length: int = 160) -> str:
+    """Figures on one line."""
+    words = [f"{name} {_figure(value)}" for name, value in figures.items() if not isinstance(value, Mapping | list)]
+    text = ", ".join(words)
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _title(header: Mapping[str, Any]) -> str:
+    device = header.get("device", {})
+    sm = f" sm{device['sm']}" if device.get("sm") else ""
+    return f"gpu-check on {device.get('kind', '?')}{sm} {device.get('name', '')}".rstrip()
+
+
+def _together(records: Sequence[Record]) -> str:
+    made = {record.status for record in records}
+    return next(status for status in ("failed", "unfinished", "ok", "skipped") if status in made)
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """One report of several parts of a run. Of two records of one check the later that was finished counts.
+
+    Raises :class:`UsageError` unless all are of one kind of device.
+    """
+    devices = {json.dumps(report.header.get("device"), sort_keys=True) for report in reports}
+    if len(devices) != 1:
+        raise UsageError(
+            f"the reports are of {len(devices)} devices",
+            field="--merge",
+            value=len(devices),
+            remedy="merge reports of one device",
+        )
+    whole = Report({**reports[0].header, "parts": [dict(report.header) for report in reports]})
+    for report in reports:
+        whole.seconds += report.seconds
+        for name, record in report.records.items():
+            if record.status != "unfinished" or name not in whole.records:
+                whole.records[name] = record
+    return whole
+
+
+def header_of(device: DeviceFacts, versions: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report says before its checks."""
+    kind = {"kind": device.kind, "sm": device.sm, "name": device.name, "driver": device.driver, "count": device.count}
+    return {
+        "device": kind,
+        "versions": dict(versions),
+        "options": dict(options),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
