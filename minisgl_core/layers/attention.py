@@ -35,8 +35,8 @@ class Attention(Layer):
         if pool is not None:
             self._caches = (pool.k_cache(self._layer), pool.v_cache(self._layer))
 
-    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """x (T, hidden) -> new (T, hidden), still to be summed over ranks."""
+    def forward(self, x: torch.Tensor, batch: Batch, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """x (T, hidden) -> new (T, hidden), still to be summed over ranks. ``rows`` (B,): the only ones wanted."""
         assert self._caches is not None and batch.positions is not None and batch.out_loc is not None
         q, k, v = self._norm_rope_store(
             self.qkv_proj.forward(x),
@@ -49,4 +49,5 @@ class Attention(Layer):
             batch.out_loc,
         )
         heads: torch.Tensor = batch.attn.forward(q, k, v, self._layer, batch)
-        return self.o_proj.partial(heads.flatten(1))
+        heads = heads.flatten(1)
+        return self.o_proj.partial(heads if rows is None else heads.index_select(0, rows))

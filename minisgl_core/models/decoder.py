@@ -39,14 +39,20 @@ class DecoderLayer(Layer):
         self.post_attention_layernorm = RMSNorm(ctx, c.hidden_size, c.rms_norm_eps)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, batch: Batch
+        self, x: torch.Tensor, residual: torch.Tensor | None, batch: Batch, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (T, hidden): the previous block's summand, not yet added -> (this block's summand, residual)."""
+        """x (T, hidden): the previous block's summand, not yet added -> (this block's summand, residual).
+
+        ``rows`` (B,): the only tokens whose result is wanted; the keys and values of all are stored.
+        """
         if residual is None:
             x, residual = self.input_layernorm.forward(x), x
         else:
             x, residual = self.input_layernorm.forward_add(x, residual)
-        x, residual = self.post_attention_layernorm.forward_add(self.self_attn.forward(x, batch), residual)
+        x = self.self_attn.forward(x, batch, rows)
+        if rows is not None:
+            residual = residual.index_select(0, rows)
+        x, residual = self.post_attention_layernorm.forward_add(x, residual)
         return self.mlp.forward(x), residual
 
 
@@ -64,11 +70,11 @@ class Decoder(Layer):
         """-> (B, hidden): the normalised state of each row's last token."""
         assert batch.input_ids is not None
         x, residual = self.embed_tokens.forward(batch.input_ids), None
-        for layer in self.layers.op_list:
+        *layers, last = self.layers.op_list
+        for layer in layers:
             x, residual = layer.forward(x, residual, batch)
-        assert residual is not None
-        if batch.last_rows is not None:
-            x, residual = x.index_select(0, batch.last_rows), residual.index_select(0, batch.last_rows)
+        # Nobody reads what the last layer makes of a prompt's other tokens: most of its products are of B rows, not T.
+        x, residual = last.forward(x, residual, batch, batch.last_rows)
         return self.norm.forward_add(x, residual)[0]
 
 

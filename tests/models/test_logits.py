@@ -34,6 +34,31 @@ def test_first_logits_equal_transformers(name: str, tiny: Callable[[str], Path],
     torch.testing.assert_close(got, expected, rtol=0, atol=FP32_ERROR)
 
 
+@pytest.mark.parametrize("name", ["q3", "moe"])
+def test_the_last_layer_computes_last_tokens_only(
+    name: str, tiny: Callable[[str], Path], answers: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = answers(name).prompts
+    engine = make_engine(tiny(name))
+    seen: list[int] = []
+
+    def counting(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def counted(x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.shape[0])
+            return run(x)
+
+        return counted
+
+    for layer in engine.model.model.layers.op_list:
+        for part, method in ((layer.self_attn.qkv_proj, "forward"), (layer.self_attn.o_proj, "partial")):
+            monkeypatch.setattr(part, method, counting(getattr(part, method)))
+    prefill_logits(engine, prompts)
+    layers = len(engine.model.model.layers.op_list)
+    engine.shutdown()
+    tokens = sum(map(len, prompts))
+    assert seen == [tokens, tokens] * (layers - 1) + [tokens, len(prompts)]
+
+
 def forced_logits(engine: Any, prompts: list[list[int]], continuations: list[list[int]]) -> torch.Tensor:
     """(B, steps, V) float32: prefill, then decode that is fed the reference's tokens, not its own."""
     reqs, steps = [], len(continuations[0])
