@@ -1,11 +1,13 @@
 """The host's own time per decode step: scheduler and engine are real, the model's decode is a stub that costs nothing.
 
     python benchmarks/host_step.py [--mode steady|offline|churn] [--batch N ...] [--page-size S] [--profile]
+    python benchmarks/host_step.py --model FOLDER        # a real model's graphs (random weights): for a GPU
 
 It is the floor that a device's step time meets: while a step runs, the host has this much to do for the next one. In
 ``steady`` decode nothing changes. In ``offline`` N requests of random lengths start together and end one by one, so
 that rows leave and slots run out. In ``churn`` twice as many more wait for their rows. Times are of this thread's CPU,
-in microseconds; only steps that launch a decode pass count.
+in microseconds; only steps that launch a decode pass count. With a model they are wall times, without the waiting for
+tokens, and what the launch of the graph takes of them is told apart.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from minisgl_core.core import Batch, SamplingParams
-from minisgl_core.engine import Engine, EngineConfig
+from minisgl_core.engine import Engine, EngineConfig, ForwardOutput
 from minisgl_core.plugin_api import StepOutput
 from minisgl_core.scheduler import NewReq, Scheduler
 
@@ -56,10 +59,15 @@ GEOMETRY = {
 class InstantGraphs:
     """Stands for a graph runner whose replay takes no time on the host."""
 
-    def __init__(self, max_batch: int, vocab_size: int) -> None:
-        self._logits = torch.zeros(max_batch, vocab_size)
+    clock = staticmethod(time.thread_time_ns)
+    launching = waiting = 0
+
+    def __init__(self, engine: Engine, max_batch: int) -> None:
+        self._logits = torch.zeros(max_batch, engine.vocab_size)
         self._tokens = torch.ones(max_batch, dtype=torch.int32)
         self.replays = 0
+        engine.graph_runner.close()
+        engine.graph_runner = self
 
     def pad_batch(self, batch: Batch) -> None:
         batch.padded_size = batch.size
@@ -75,12 +83,45 @@ class InstantGraphs:
         pass
 
 
+class TimedGraphs:
+    """An engine's own graph runner, and its waits for tokens, with the nanoseconds that they took."""
+
+    clock = staticmethod(time.perf_counter_ns)
+
+    def __init__(self, engine: Engine) -> None:
+        runner, self._forward = engine.graph_runner, engine.forward_batch
+        self.pad_batch, self.can_replay, self.close = runner.pad_batch, runner.can_replay, runner.close
+        self._replay = runner.replay
+        self.replays = self.launching = self.waiting = 0
+        engine.graph_runner = self
+        engine.forward_batch = self._forward_timed  # type: ignore[method-assign]
+
+    def replay(self, batch: Batch) -> StepOutput:
+        begin = self.clock()
+        out: StepOutput = self._replay(batch)
+        self.launching += self.clock() - begin
+        self.replays += 1
+        return out
+
+    def _forward_timed(self, batch: Batch, mode: Any) -> ForwardOutput:
+        out = self._forward(batch, mode)
+
+        def wait() -> None:
+            begin = self.clock()
+            out.copied.synchronize()
+            self.waiting += self.clock() - begin
+
+        return out._replace(copied=SimpleNamespace(synchronize=wait))
+
+
 @dataclass(frozen=True)
 class HostTime:
     """Microseconds of the decode steps of one run."""
 
     median: float
     mean: float
+    launching: float
+    """Of the mean: inside the graph runner"""
     steps: int
 
 
@@ -89,14 +130,16 @@ def host_microseconds(batch: int) -> float:
     return measure("steady", batch).median
 
 
-def measure(mode: str, batch: int, page_size: int = 1, profile: cProfile.Profile | None = None) -> HostTime:
-    """Run the mode with ``batch`` rows."""
+def measure(
+    mode: str, batch: int, page_size: int = 1, model: str | None = None, profile: cProfile.Profile | None = None
+) -> HostTime:
+    """Run the mode with ``batch`` rows; ``model``: a folder, None = none."""
     outputs = _output_lens(mode, batch)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(GEOMETRY))
         config = EngineConfig(
-            model_path=folder,
-            device="cpu",
+            model_path=model or folder,
+            device="auto" if model else "cpu",
             max_running_req=batch,
             max_seq_len_override=PROMPT_LEN + max(outputs) + 32,
             num_page_override=batch * (PROMPT_LEN + max(outputs) + 128) // page_size,
@@ -105,12 +148,11 @@ def measure(mode: str, batch: int, page_size: int = 1, profile: cProfile.Profile
             progress=False,
         )
         engine = Engine(config)
-    graphs = InstantGraphs(batch, engine.vocab_size)
-    engine.graph_runner.close()
-    engine.graph_runner = graphs
-    times = _run(Scheduler(engine), graphs, outputs, STEPS if mode == "steady" else None, profile)
-    engine.shutdown()
-    return HostTime(statistics.median(times), statistics.fmean(times), len(times))
+    graphs = TimedGraphs(engine) if model else InstantGraphs(engine, batch)
+    try:
+        return _run(Scheduler(engine), graphs, outputs, STEPS if mode == "steady" else None, profile)
+    finally:
+        engine.shutdown()
 
 
 def _output_lens(mode: str, batch: int) -> list[int]:
@@ -121,10 +163,14 @@ def _output_lens(mode: str, batch: int) -> list[int]:
 
 
 def _run(
-    scheduler: Scheduler, graphs: Any, outputs: list[int], steps: int | None, profile: cProfile.Profile | None
-) -> list[float]:
-    """Microseconds of each decode step after the warm-up."""
-    prompts = np.random.default_rng(0).integers(1, GEOMETRY["vocab_size"], (len(outputs), PROMPT_LEN), dtype=np.int32)
+    scheduler: Scheduler,
+    graphs: InstantGraphs | TimedGraphs,
+    outputs: list[int],
+    steps: int | None,
+    profile: cProfile.Profile | None,
+) -> HostTime:
+    """Serve requests of these output lengths; the first steps warm up, and no more than ``steps`` are measured."""
+    prompts = np.random.default_rng(0).integers(1, 1000, (len(outputs), PROMPT_LEN), dtype=np.int32)
     scheduler.apply(
         NewReq(uid, prompts[uid], SamplingParams(max_tokens=count, ignore_eos=True))
         for uid, count in enumerate(outputs)
@@ -132,34 +178,41 @@ def _run(
     for _ in range(WARM_STEPS):
         scheduler.step()
     times: list[float] = []
+    launching = 0.0
     while scheduler.has_work and len(times) != steps:
-        replays = graphs.replays
+        before = (graphs.replays, graphs.launching, graphs.waiting)
         if profile is not None:
             profile.enable()
-        begin = time.thread_time_ns()
+        begin = graphs.clock()
         scheduler.step()
-        taken = time.thread_time_ns() - begin
+        taken = graphs.clock() - begin
         if profile is not None:
             profile.disable()
-        if graphs.replays > replays:
-            times.append(taken / 1000)
-    return times
+        if graphs.replays > before[0]:
+            times.append((taken - graphs.waiting + before[2]) / 1000)
+            launching += (graphs.launching - before[1]) / 1000
+    if not times:
+        raise SystemExit("no step was replayed: this engine captures no graphs")
+    return HostTime(statistics.median(times), statistics.fmean(times), launching / len(times), len(times))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    """Every mode with every batch size asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, action="append")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--model", help="a model's folder; its config.json is enough")
     parser.add_argument("--profile", action="store_true", help="where the time goes, function by function")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    for mode in arguments.mode or MODES:
-        for batch in arguments.batch:
-            profile = cProfile.Profile() if arguments.profile else None
-            found = measure(mode, batch, arguments.page_size, profile)
+    for mode in options.mode or MODES:
+        for batch in options.batch:
+            profile = cProfile.Profile() if options.profile else None
+            found = measure(mode, batch, options.page_size, options.model, profile)
+            launching = f", {found.launching:.1f} us of it launching" if options.model else ""
             print(
-                f"{mode:8} batch {batch:4}: median {found.median:6.1f} us, mean {found.mean:6.1f} us per step, "
+                f"{mode:8} batch {batch:4}: median {found.median:6.1f} us, mean {found.mean:6.1f} us{launching}, "
                 f"{found.steps} steps",
                 flush=True,
             )

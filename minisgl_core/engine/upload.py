@@ -30,7 +30,9 @@ class PackedUpload:
         """Flat int32 arrays, together at most ``capacity`` numbers -> their device views, in order."""
         sizes = [part.size for part in parts]
         total = sum(sizes)
-        with self._ring.borrow() as pinned:
-            np.concatenate(parts, out=pinned[:total].numpy())
-            self._staging[:total].copy_(pinned[:total], non_blocking=True)
-        return list(self._staging[:total].split(sizes))
+        sent = self._staging[:total]
+        with self._ring.borrow() as buffer:
+            pinned = buffer[:total]
+            np.concatenate(parts, out=pinned.numpy())
+            sent.copy_(pinned, non_blocking=True)
+        return list(sent.split(sizes)) if len(sizes) > 1 else [sent]
