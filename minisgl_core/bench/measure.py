@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter
@@ -98,25 +99,38 @@ class _TimedWait:
 
 
 def measure(
-    runner: Runner, workload: Workload, ceilings: Ceilings, runs: int = 3, progress: bool = True, warm_up: bool = True
+    runner: Runner,
+    workload: Workload,
+    ceilings: Ceilings,
+    runs: int = 3,
+    progress: bool = True,
+    warm_up: Workload | None = None,
+    until: float = math.inf,
 ) -> Result:
-    """Run the workload ``runs`` times after one warm-up; medians."""
-    workload = workload.within(runner.engine.vocab_size)
+    """Run the workload ``runs`` times after a warm-up; medians.
+
+    ``warm_up``: shorter work of the same kind, where the workload itself would take long. ``until``: no run after the
+    first begins that would end later, by ``time.monotonic``, if it took as long as the one before.
+    """
     taken: list[dict[str, float]] = []
-    for turn in range(runs + warm_up):
-        if turn == 0 or not workload.keep_cache:
+    runner.post(ClearCache())
+    _run_once(runner, warm_up or workload, ceilings, progress, "warm-up")
+    while len(taken) < runs and (not taken or time.monotonic() + taken[-1]["seconds"] <= until):
+        if not workload.keep_cache:
             runner.post(ClearCache())
-        with tqdm(
-            total=len(workload.prompts), desc=f"{workload.mode} {turn + 1}", leave=False, disable=not progress
-        ) as bar:
-            one = _run_once(runner, workload, ceilings, bar)
-        if turn >= warm_up:
-            taken.append(one)
+        taken.append(_run_once(runner, workload, ceilings, progress, f"run {len(taken) + 1}"))
     median = {name: statistics.median(one[name] for one in taken) for name in taken[0]}
     return Result(**median, runs=taken)
 
 
-def _run_once(runner: Runner, workload: Workload, ceilings: Ceilings, bar: Any) -> dict[str, float]:
+def _run_once(runner: Runner, workload: Workload, ceilings: Ceilings, progress: bool, name: str) -> dict[str, float]:
+    workload = workload.within(runner.engine.vocab_size)
+    title = f"{workload.mode} {name}"
+    with tqdm(total=len(workload.prompts), desc=title, leave=False, disable=not progress) as bar:
+        return _timed(runner, workload, ceilings, bar)
+
+
+def _timed(runner: Runner, workload: Workload, ceilings: Ceilings, bar: Any) -> dict[str, float]:
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     counts: Counter[int] = Counter()

@@ -15,9 +15,11 @@ from minisgl_core import __version__
 from minisgl_core.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    from minisgl_core.engine.memory import MemoryUse
     from minisgl_core.registry import Plan
 
     from .measure import Result
+    from .workloads import Workload
 
 __all__ = ["as_json", "peer_figures", "peer_rows", "versions"]
 
@@ -31,14 +33,16 @@ def versions() -> dict[str, str]:
     return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
 
-def as_json(mode: str, geometry: str, result: Result, plan: Plan) -> dict[str, Any]:
+def as_json(workload: Workload, geometry: str, result: Result, plan: Plan, memory: MemoryUse) -> dict[str, Any]:
     """One result as plain data."""
     content = asdict(result)
     runs = content.pop("runs")
     return {
-        "mode": mode,
+        "mode": workload.mode,
         "geometry": geometry,
         **content,
+        "workload": workload.facts(),
+        "memory": memory.to_json(),
         "plan": plan.to_json(),
         "versions": versions(),
         "runs": runs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -37,12 +37,24 @@ class Workload:
         """Tokens of the longest sequence, prompt and output."""
         return max(len(p) + n for p, n in zip(self.prompts, self.outputs, strict=True))
 
+    def facts(self) -> dict[str, int]:
+        """What its figures depend on, as JSON data."""
+        return {"requests": len(self.prompts), "tokens_in": self.tokens_in, "tokens_out": self.tokens_out}
+
+    def shortened(self, by: int) -> Workload:
+        """About a part of the work, of the same kind: outputs ``by`` times shorter; fewer requests where each has one
+        token of output.
+        """
+        if max(self.outputs) == 1:
+            return replace(self, prompts=self.prompts[::by], outputs=self.outputs[::by])
+        return replace(self, outputs=tuple(-(-n // by) for n in self.outputs))
+
     def within(self, vocab_size: int) -> Workload:
         """The same work for a model of fewer ids than the benchmark draws."""
         if vocab_size > LARGEST_ID:
             return self
         prompts = tuple(tuple(token % vocab_size for token in prompt) for prompt in self.prompts)
-        return Workload(self.mode, prompts, self.outputs, self.temperature, self.keep_cache)
+        return replace(self, prompts=prompts)
 
 
 def _ids(r: Random, count: int) -> tuple[int, ...]:

@@ -2,52 +2,51 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
 from minisgl_core.settings.schema import Settings
 
+from .ablation import Ablation, ablation_options, run_ablation
 from .options import settings_options
 from .output import json_option, print_json, print_table
 from .start import find_model, plan_line, shows_progress
 
 if TYPE_CHECKING:
+    from minisgl_core.bench import Workload
     from minisgl_core.bench.measure import Result
     from minisgl_core.engine import EngineConfig
 
 __all__ = ["command"]
 
 _MODES = ("offline", "latency", "prefill", "shared-prefix")
+_SHORTER = 4
 
 
 @click.command(name="bench")
 @click.argument("mode", type=click.Choice(_MODES))
 @settings_options("model", "engine")
 @click.option("--geometry", "geometry_name", metavar="NAME", help=f"A shape without weights: {', '.join(GEOMETRIES)}.")
-@click.option("--runs", type=click.IntRange(1), default=3, help="Runs after one warm-up; medians are shown. [3]")
+@click.option("--runs", type=click.IntRange(1), help="Runs after a warm-up; medians are shown. [3; 1 with --ablate]")
 @click.option("--requests", type=click.IntRange(1), help="Fewer or more requests than the mode's own number.")
+@click.option("--short", is_flag=True, help=f"About 1/{_SHORTER} of the work; figures of other engines do not compare.")
 @click.option("--bench-seed", type=int, default=0, help="Seed that the work is drawn with. [0]")
 @click.option("--against", metavar="NAME", help="Show the figures of one other engine only.")
-@click.option("--ablate", is_flag=True, help="Switch every optimisation off alone, the rest on.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path), help="With --ablate: draw the table to this file (.png, .svg)."
-)
+@ablation_options
 @json_option
 def command(
     settings: Settings,
     mode: str,
     geometry_name: str | None,
-    runs: int,
+    runs: int | None,
     requests: int | None,
+    short: bool,
     bench_seed: int,
     against: str | None,
-    ablate: bool,
-    plot: Path | None,
+    ablation: Ablation | None,
     as_json: bool,
 ) -> int:
     """Measure throughput and latency on fixed work.
@@ -61,18 +60,27 @@ def command(
     from minisgl_core.bench.report import peer_rows
     from minisgl_core.bench.session import model_folder
 
-    if plot and not ablate:
-        raise UsageError("--plot draws the table of --ablate", field="--plot", remedy="add --ablate")
+    def work(kind: str) -> Workload:
+        drawn = make_workload(kind, bench_seed, requests)
+        return drawn.shortened(_SHORTER) if short else drawn
+
+    def run(path: str, name: str, dummy: bool) -> int:
+        if ablation is not None:
+            workloads = {each: work(each) for each in ablation.modes(mode)}
+            longest = max(workload.longest for workload in workloads.values())
+            config = _config(settings, path, longest, dummy)
+            return run_ablation(ablation, config, mode, workloads, name, settings.engine.tp_size, runs or 1, as_json)
+        workload = work(mode)
+        config = _config(settings, path, workload.longest, dummy)
+        return _measure(config, settings, workload, name, runs or 3, against, short, as_json)
+
     peer_rows(mode, geometry_name or "", against)  # an unknown name must not cost a measurement
-    workload = make_workload(mode, bench_seed, requests)
     if geometry_name:
         with model_folder(geometry(geometry_name)) as folder:
-            config = _config(settings, folder, workload.longest, dummy=True)
-            return _run(config, settings, workload, geometry_name, runs, against, ablate, plot, as_json)
+            return run(folder, geometry_name, True)
     path = find_model(settings)
     weightless = path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.gguf"))
-    config = _config(settings, str(path), workload.longest, dummy=weightless)
-    return _run(config, settings, workload, path.name, runs, against, ablate, plot, as_json)
+    return run(str(path), path.name, weightless)
 
 
 def _config(settings: Settings, path: str, longest: int, dummy: bool) -> EngineConfig:
@@ -96,32 +104,31 @@ def _config(settings: Settings, path: str, longest: int, dummy: bool) -> EngineC
     )
 
 
-def _run(
+def _measure(
     config: EngineConfig,
     settings: Settings,
-    workload: Any,
+    workload: Workload,
     name: str,
     runs: int,
     against: str | None,
-    ablate: bool,
-    plot: Path | None,
+    short: bool,
     as_json: bool,
 ) -> int:
     from minisgl_core.bench.report import as_json as result_json
-    from minisgl_core.bench.session import run_workload
+    from minisgl_core.bench.session import open_session
 
-    if ablate:
-        return _ablate(config, settings, workload, name, runs, plot, as_json)
-    result, plan, _ = run_workload(config, workload, tp_size=settings.engine.tp_size, runs=runs)
+    with open_session(config, settings.engine.tp_size) as session:
+        result = session.measure(workload, runs)
+        plan, memory = session.plan, session.memory
     click.echo(plan_line(plan), err=True)
     if as_json:
-        print_json(result_json(workload.mode, name, result, plan))
+        print_json(result_json(workload, name, result, plan, memory))
     else:
-        _print(workload.mode, name, result, against)
+        _print(workload.mode, name, result, None if short else against, peers=not short)
     return 0
 
 
-def _print(mode: str, name: str, result: Result, against: str | None) -> None:
+def _print(mode: str, name: str, result: Result, against: str | None, peers: bool) -> None:
     from minisgl_core.bench.report import peer_figures, peer_rows
 
     rows: list[tuple[str, str]] = [
@@ -134,62 +141,9 @@ def _print(mode: str, name: str, result: Result, against: str | None) -> None:
         ("share of the physical limit", f"{result.limit_share:.0%}"),
     ]
     print_table((f"{mode}, {name}", "median"), rows)
-    peers = peer_rows(mode, name, against)
-    if peers:
+    others = peer_rows(mode, name, against) if peers else []
+    if others:
         unit = {"latency": "ms per token", "prefill": "tokens in per second"}.get(mode, "tokens out per second")
         click.echo()
-        print_table((f"others, {unit}", peer_figures()["device"]), [(peer, f"{figure:,g}") for peer, figure in peers])
-
-
-def _ablate(
-    config: EngineConfig, settings: Settings, workload: Any, name: str, runs: int, plot: Path | None, as_json: bool
-) -> int:
-    from minisgl_core.bench.report import versions
-    from minisgl_core.bench.session import ablate
-
-    rows: list[dict[str, Any]] = []
-    for variant, found in ablate(config, workload, tp_size=settings.engine.tp_size, runs=runs):
-        if isinstance(found, Exception):
-            rows.append({"variant": variant.name, "error": " ".join(str(found).split())[:400]})
-        else:
-            rate = found.in_tok_s if workload.mode == "prefill" else found.tok_s
-            rows.append({"variant": variant.name, "rate": rate, "tpot_ms": found.tpot_ms, "ttft_ms": found.ttft_ms,
-                         "host_us_per_step": found.host_us_per_step, "limit_share": found.limit_share})  # fmt: skip
-        click.echo(_ablation_line(rows[-1]), err=True)
-    base = rows[0].get("rate")
-    for row in rows:
-        row["relative"] = row["rate"] / base if base and "rate" in row else None
-    if as_json:
-        print_json({"mode": workload.mode, "geometry": name, "rows": rows, "versions": versions()})
-    else:
-        shown = [
-            (row["variant"], f"{row['rate']:,.0f}", f"{row['relative']:.2f}", f"{row['tpot_ms']:.3f}")
-            if row["relative"] is not None
-            else (row["variant"], "-", "-", row.get("error", "-"))
-            for row in rows
-        ]
-        print_table((f"{workload.mode}, {name}", "tokens per second", "of default", "ms per token, or why not"), shown)
-    if plot:
-        _draw(rows, f"{workload.mode}, {name}", plot)
-    return 0 if base else 1
-
-
-def _ablation_line(row: dict[str, Any]) -> str:
-    return f"{row['variant']}: " + (f"{row['rate']:,.0f} tokens per second" if "rate" in row else row["error"])
-
-
-def _draw(rows: list[dict[str, Any]], title: str, target: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "drawing needs matplotlib", field="--plot", value=str(target), remedy="pip install matplotlib"
-        ) from error
-    measured = [row for row in rows if row["relative"] is not None]
-    figure = Figure(figsize=(8, 0.35 * len(measured) + 1.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.barh([row["variant"] for row in measured], [row["relative"] for row in measured])
-    axes.axvline(1.0, color="black", linewidth=1)
-    axes.invert_yaxis()
-    axes.set(title=title, xlabel="throughput relative to the default")
-    figure.savefig(target)
+        shown = [(peer, f"{figure:,g}") for peer, figure in others]
+        print_table((f"others, {unit}", peer_figures()["device"]), shown)

@@ -13,7 +13,6 @@ from minisgl_core.bench import make_workload
 from minisgl_core.bench.limits import Ceilings, PassFacts, pass_seconds
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.bench.report import peer_rows
-from minisgl_core.bench.session import Variant
 from minisgl_core.cli.app import main
 from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import MoEConfig, read_model_config
@@ -99,18 +98,3 @@ def test_every_mode_runs_on_a_cpu(mode: str, capsys: pytest.CaptureFixture[str])
 def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = bench(capsys, "prefill", "--requests", "1")
     assert code == 0 and "tokens in per second" in out and "share of the physical limit" in out
-
-
-def test_ablation_shows_what_cannot_run_beside_what_can(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variants = (
-        Variant("default", {}, {}),
-        Variant("no overlap scheduling", {}, {}, overlap=False),
-        Variant("attention fa", {}, {"attention": "fa"}),
-    )
-    monkeypatch.setattr("minisgl_core.bench.session.ABLATIONS", variants)
-    code, out = bench(capsys, "prefill", "--requests", "1", "--ablate", "--json")
-    rows = {row["variant"]: row for row in json.loads(out)["rows"]}
-    assert code == 0 and rows["default"]["relative"] == 1.0 and rows["no overlap scheduling"]["relative"] > 0
-    assert rows["attention fa"]["relative"] is None and "cpu" in rows["attention fa"]["error"]

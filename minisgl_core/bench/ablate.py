@@ -1,0 +1,165 @@
+"""Ablations: the same work with one thing changed at a time.
+
+All rows run in one process beside this one, an engine after the other, so that imports, compiled kernels and measured
+ceilings are shared. A row that breaks may leave a device that answers nothing any more: the rows after it get a fresh
+process. A backend's refusal costs nothing of the kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from minisgl_core.engine import EngineConfig
+from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.setups import capture_sizes
+from minisgl_core.env import ENV
+from minisgl_core.errors import BackendError, ConfigError
+from minisgl_core.modelconfig import read_model_config
+
+from .isolated import Finished, Lost, Target, supervised
+from .session import open_session, thrifty
+from .variants import DEFAULT, Variant
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from minisgl_core.registry import Plan
+
+    from .limits import Ceilings
+    from .measure import Result
+    from .session import Session
+    from .workloads import Workload
+
+__all__ = ["Job", "Row", "ablate", "measure_rows"]
+
+Row = dict[str, Any]
+"""JSON data. Always ``variant``, ``mode`` and ``relative`` (to the default on the same work; None where there is no
+rate). Measured: ``rate`` (tokens per second: in for prefill, out for the rest) and other figures, and the backends that
+``changed`` (of the default: its whole ``plan``). Not measured: ``note``, why it would be the default again, or
+``error``.
+"""
+WARM_UP: Final = 8
+"""A row's warm-up is this much shorter than its work."""
+REFUSALS: Final = (BackendError, ConfigError)
+"""What is raised before anything has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What an ablation measures; it travels to another process."""
+
+    config: EngineConfig
+    mode: str
+    workloads: Mapping[str, Workload]
+    """By mode: of ``mode``, and of those that some variants name"""
+    tp_size: int = 1
+    runs: int = 1
+
+    def mode_of(self, variant: Variant) -> str:
+        """The work that a variant is measured on."""
+        return variant.mode if variant.mode is not None and variant.mode in self.workloads else self.mode
+
+
+def ablate(
+    job: Job, variants: tuple[Variant, ...], limit_s: float = 600.0, target: Target | None = None
+) -> Iterator[Row]:
+    """Every row as soon as it is there, the default's first. A row that is silent for ``limit_s`` seconds is ended.
+
+    Raises :class:`BackendError` if there is no plan for the default. ``target``: what the process runs,
+    :func:`measure_rows` but for tests.
+    """
+    make_plan(job.config, read_model_config(job.config.model_path))
+    base: dict[str, float] = {}
+    for variant, message in supervised(target or measure_rows, job, (DEFAULT, *variants), limit_s):
+        row = message
+        if isinstance(message, Lost):
+            row = {"variant": variant.name, "mode": job.mode_of(variant), "error": message.why}
+        rate = row.get("rate")
+        if variant == DEFAULT and rate:
+            base[row["mode"]] = rate
+        whole = base.get(row["mode"])
+        yield {**row, "relative": rate / whole if rate and whole else None}
+
+
+def measure_rows(connection: Connection, job: Job, variants: tuple[Variant, ...], switches: Mapping[str, Any]) -> None:
+    """Send the rows of one variant after the other. Runs in a process of its own: see :mod:`.isolated`."""
+    for switch in ENV.all():
+        switch.value = switches[switch.name]
+    bench = _Bench(job, variants)
+    for variant in variants:
+        suspect = False
+        try:
+            for row in bench.rows(variant):
+                connection.send({"variant": variant.name, **row})
+        except Exception as error:  # the table must show the others all the same
+            suspect = not isinstance(error, REFUSALS)
+            text = " ".join(str(error).split())[:400] or type(error).__name__
+            connection.send({"variant": variant.name, "mode": job.mode_of(variant), "error": text})
+        connection.send(Finished(suspect))
+
+
+class _Bench:
+    """What the rows of one process share."""
+
+    def __init__(self, job: Job, variants: tuple[Variant, ...]) -> None:
+        self._job = job
+        self._model = read_model_config(job.config.model_path)
+        self._modes = list(dict.fromkeys([job.mode, *map(job.mode_of, variants)]))
+        self._base_plan = make_plan(job.config, self._model)
+        self._ceilings: Ceilings | None = None
+        self._overlap = not ENV.DISABLE_OVERLAP_SCHEDULING.value
+
+    def rows(self, variant: Variant) -> Iterator[Row]:
+        """One per mode: the default on all modes of this process, the others on their own."""
+        job = self._job
+        modes = self._modes if variant == DEFAULT else [job.mode_of(variant)]
+        config = variant.applied_to(job.config)
+        plan = make_plan(config, self._model)
+        if variant != DEFAULT and (note := self._sameness(variant, config, plan)):
+            yield {"mode": modes[0], "note": note}
+            return
+        ENV.DISABLE_OVERLAP_SCHEDULING.value = not (self._overlap and variant.overlap)
+        workloads = [job.workloads[mode] for mode in modes]
+        config = replace(thrifty(config, workloads), plan=plan.to_json())
+        with open_session(config, job.tp_size, self._ceilings) as session:
+            self._ceilings = session.ceilings
+            for workload in workloads:
+                result = session.measure(workload, job.runs, warm_up=workload.shortened(WARM_UP))
+                served = {"plan": plan.summary()} if variant == DEFAULT else {"changed": self._changed(plan)}
+                yield {"mode": workload.mode, **_figures(workload, result, session), **served}
+
+    def _sameness(self, variant: Variant, config: EngineConfig, plan: Plan) -> str | None:
+        """Why this variant would be the default again; None if it would not."""
+        if variant.needs_experts and self._model.moe is None:
+            return "the model has no experts"
+
+        def facts(config: EngineConfig, plan: Plan, overlap: bool) -> tuple[Any, ...]:
+            return plan.to_json(), capture_sizes(config, plan), config.cache, config.max_prefill_tokens, overlap
+
+        mine = facts(config, plan, self._overlap and variant.overlap)
+        if mine == facts(self._job.config, self._base_plan, self._overlap):
+            return "the default is the same"
+        return None
+
+    def _changed(self, plan: Plan) -> dict[str, str]:
+        """Slot by slot, what serves it instead of the default's backend."""
+        before = self._base_plan.summary()
+        changed = {slot: label for slot, label in plan.summary().items() if before.get(slot) != label}
+        if plan.page_size != self._base_plan.page_size:
+            changed["page_size"] = str(plan.page_size)
+        return changed
+
+
+def _figures(workload: Workload, result: Result, session: Session) -> Row:
+    return {
+        "rate": result.in_tok_s if workload.mode == "prefill" else result.tok_s,
+        "tpot_ms": result.tpot_ms,
+        "ttft_ms": result.ttft_ms,
+        "host_us_per_step": result.host_us_per_step,
+        "limit_share": result.limit_share,
+        "seconds": result.seconds,
+        "start_s": session.start_s,
+        "memory": session.memory.to_json(),
+    }

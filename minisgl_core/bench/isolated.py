@@ -1,0 +1,80 @@
+"""Work in a process of its own, item after item, that survives what an item may do to the process."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from minisgl_core.env import ENV
+
+__all__ = ["Finished", "Lost", "Target", "supervised"]
+
+LAST_STEPS_S: Final = 10.0
+"""For a process that is through to leave by itself"""
+Target = Callable[[Connection, Any, tuple[Any, ...], Mapping[str, Any]], None]
+"""``target(connection, job, items, switches)`` runs in the process: for each item in order it sends any messages, then
+:class:`Finished`. ``switches``: what ``ENV`` says in the parent, by name.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An item is through. ``suspect``: the process is no longer to be trusted; the next item gets a fresh one."""
+
+    suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Why an item did not finish."""
+
+    why: str
+
+
+def supervised(target: Target, job: object, items: Sequence[Any], limit_s: float) -> Iterator[tuple[Any, Any]]:
+    """(item, message) as they come; :class:`Lost` as the last message of an item that died or was silent for
+    ``limit_s`` seconds. The items after it run in another process. ``job`` and items are pickled.
+    """
+    pending = list(items)
+    while pending:
+        with _process(target, job, tuple(pending)) as (process, connection):
+            while pending:
+                message = _receive(process, connection, limit_s)
+                if not isinstance(message, Finished):
+                    yield pending[0], message
+                if isinstance(message, Finished | Lost):
+                    pending.pop(0)
+                    if isinstance(message, Lost) or message.suspect:
+                        process.kill()
+                        break
+
+
+@contextmanager
+def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tuple[Any, Connection]]:
+    context = multiprocessing.get_context("spawn")  # a fork would inherit threads and, on a GPU, a driver in use
+    ours, theirs = context.Pipe()
+    switches = {switch.name: switch.value for switch in ENV.all()}
+    process = context.Process(target=target, args=(theirs, job, items, switches), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield process, ours
+        process.join(LAST_STEPS_S)  # all is said, or it was killed
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+
+
+def _receive(process: Any, connection: Connection, limit_s: float) -> Any:
+    if not connection.poll(limit_s):
+        return Lost(f"nothing was heard of it for {limit_s:g} s")
+    try:
+        return connection.recv()
+    except EOFError:
+        process.join()
+        return Lost(f"its process ended with exit code {process.exitcode}")

@@ -1,0 +1,75 @@
+"""What an ablation exchanges: each optimisation switched off, or each backend replaced, alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from minisgl_core.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from minisgl_core.engine import EngineConfig
+
+__all__ = ["DEFAULT", "VARIANTS", "Variant", "choose_variants"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One thing changed against the default; ``config`` replaces fields of EngineConfig, ``backends`` single roles."""
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    backends: Mapping[str, Any] = field(default_factory=dict)
+    overlap: bool = True
+    mode: str | None = None
+    """The work that shows it, where the work that was asked for would not."""
+    needs_experts: bool = False
+
+    def applied_to(self, config: EngineConfig) -> EngineConfig:
+        """The config of its engine."""
+        return replace(config, **self.config, backends={**config.backends, **self.backends})
+
+
+def _attention(name: str, prefill: str, decode: str) -> Variant:
+    return Variant(f"attention {name}", backends={"attention": {"prefill": prefill, "decode": decode}})
+
+
+DEFAULT: Final = Variant("default")
+
+VARIANTS: Final[tuple[Variant, ...]] = (
+    Variant("overlap off", overlap=False),
+    Variant("graphs off", {"cuda_graph_max_bs": 0}),
+    Variant("prefix-cache off", {"cache": "naive"}, mode="shared-prefix"),
+    _attention("flashinfer", "flashinfer", "flashinfer"),
+    _attention("fa", "fa", "fa"),
+    _attention("fa+flashinfer", "fa", "flashinfer"),
+    _attention("flashinfer+fa", "flashinfer", "fa"),
+    _attention("fa+cuda_decode", "fa", "cuda_decode"),
+    Variant("kv cpp", backends={"kv": "cuda/cpp"}),
+    Variant("kv triton", backends={"kv": "cuda/triton"}),
+    Variant("kv torch", backends={"kv": "torch"}),
+    Variant("ops composed", backends={"ops": "composed"}),
+    Variant("linear plain", backends={"linear": "plain"}),
+    Variant("moe loop", backends={"moe": "torch"}, needs_experts=True),
+    *(Variant(f"chunk {tokens}", {"max_prefill_tokens": tokens}) for tokens in (2048, 8192, 16384)),
+    *(Variant(f"page {size}", {"page_size": size}) for size in (1, 16, 64, 256)),
+)
+"""Names are ``what value``; two backends of attention are prefill's and decode's."""
+
+
+def choose_variants(
+    names: Iterable[str], part: tuple[int, int] = (1, 1), among: Sequence[Variant] = VARIANTS
+) -> tuple[Variant, ...]:
+    """Those of these names, or of these first words; all if none is given. Of them part i of n, counted from 1.
+
+    Raises :class:`UsageError` for a name that fits nothing.
+    """
+    wanted, known = list(names), {name for variant in among for name in (variant.name, variant.name.split()[0])}
+    for name in wanted:
+        if name not in known:
+            hint = nearest(name, known) or f"the rows are {', '.join(variant.name for variant in among)}"
+            raise UsageError(f"no row {name!r}", field="--rows", value=name, remedy=hint)
+    fitting = [v for v in among if not wanted or v.name in wanted or v.name.split()[0] in wanted]
+    number, of = part
+    return tuple(fitting[number - 1 :: of])

@@ -1,0 +1,158 @@
+"""``minisgl bench --ablate``: which rows, where they are kept as they come, and how they are shown."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from minisgl_core.errors import UsageError
+
+from .output import print_json, print_table
+
+if TYPE_CHECKING:
+    from minisgl_core.bench import Workload
+    from minisgl_core.bench.variants import Variant
+    from minisgl_core.engine import EngineConfig
+
+__all__ = ["Ablation", "ablation_options", "run_ablation"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """What the options say."""
+
+    variants: tuple[Variant, ...]
+    out: Path | None
+    plot: Path | None
+    row_limit: float
+
+    def modes(self, mode: str) -> list[str]:
+        """The work asked for, and that which some rows need instead."""
+        return list(dict.fromkeys([mode, *(variant.mode for variant in self.variants if variant.mode)]))
+
+
+def ablation_options(function: F) -> F:
+    """Adds the options; they arrive as ``ablation``, None without ``--ablate``."""
+    options = (
+        click.option("--ablate", is_flag=True, help="Change one thing at a time: optimisations off, other backends."),
+        click.option("--rows", metavar="A,B", help="With --ablate: only these rows, or those that begin with a word."),
+        click.option("--part", metavar="I/N", help="With --ablate: the I-th of N parts of the rows, and the default."),
+        click.option(
+            "--out", type=click.Path(path_type=Path), help="With --ablate: a JSON file, written anew after every row."
+        ),
+        click.option(
+            "--plot", type=click.Path(path_type=Path), help="With --ablate: draw the table to this .svg file."
+        ),
+        click.option(
+            "--row-limit", type=click.FloatRange(1), help="With --ablate: seconds after which a row is given up. [600]"
+        ),
+    )
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> Any:
+        taken = {name: given.pop(name) for name in ("ablate", "rows", "part", "out", "plot", "row_limit")}
+        return function(ablation=_ablation(**taken), **given)
+
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+def _ablation(
+    ablate: bool, rows: str | None, part: str | None, out: Path | None, plot: Path | None, row_limit: float | None
+) -> Ablation | None:
+    if not ablate:
+        for name, value in (("rows", rows), ("part", part), ("out", out), ("plot", plot), ("row-limit", row_limit)):
+            if value is not None:
+                raise UsageError(f"--{name} belongs to --ablate", field=f"--{name}", value=value, remedy="add --ablate")
+        return None
+    from minisgl_core.bench import variants
+
+    names = [name.strip() for name in (rows or "").split(",") if name.strip()]
+    chosen = variants.choose_variants(names, _part(part), variants.VARIANTS)
+    if plot is not None and plot.suffix != ".svg":
+        raise UsageError(f"--plot is {str(plot)!r}", field="--plot", value=str(plot), remedy="name a .svg file")
+    return Ablation(chosen, out, plot, row_limit or 600.0)
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 1, 1
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    number, of = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= of:
+        raise UsageError(f"--part is {text!r}", field="--part", value=text, remedy="give I/N, such as 1/3")
+    return number, of
+
+
+def run_ablation(
+    ablation: Ablation,
+    config: EngineConfig,
+    mode: str,
+    workloads: Mapping[str, Workload],
+    name: str,
+    tp_size: int,
+    runs: int,
+    as_json: bool,
+) -> int:
+    """Measure, show and keep; exits with 1 if the default itself could not be measured."""
+    from minisgl_core.bench.ablate import Job, ablate
+    from minisgl_core.bench.report import versions
+
+    works = {each: workload.facts() for each, workload in workloads.items()}
+    rows: list[dict[str, Any]] = []
+    content = {"mode": mode, "geometry": name, "runs": runs, "workloads": works, "versions": versions(), "rows": rows}
+    for row in ablate(Job(config, mode, workloads, tp_size, runs), ablation.variants, ablation.row_limit):
+        rows.append(row)
+        if ablation.out is not None:
+            _keep(content, ablation.out)
+        click.echo(_line(row), err=True)
+    if as_json:
+        print_json(content)
+    else:
+        headers = (f"{mode}, {name}", "tokens per second", "of default", "ms per token, or why not")
+        print_table(headers, [_cells(row, mode) for row in rows])
+    if ablation.plot:
+        _draw(rows, f"{mode}, {name}", ablation.plot)
+    return 0 if "rate" in rows[0] else 1
+
+
+def _keep(content: Mapping[str, Any], path: Path) -> None:
+    """Whole or not at all: what was measured before an end by force stays readable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f"{path.suffix}.tmp")
+    fresh.write_text(json.dumps(content, indent=1) + "\n")
+    fresh.replace(path)
+
+
+def _title(row: Mapping[str, Any], mode: str) -> str:
+    return row["variant"] if row["mode"] == mode else f"{row['variant']} ({row['mode']})"
+
+
+def _cells(row: Mapping[str, Any], mode: str) -> tuple[str, str, str, str]:
+    if "rate" not in row:
+        return _title(row, mode), "-", "-", row.get("note") or row["error"]
+    relative = "-" if row["relative"] is None else f"{row['relative']:.2f}"
+    return _title(row, mode), f"{row['rate']:,.0f}", relative, f"{row['tpot_ms']:.3f}"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    said = f"{row['rate']:,.0f} tokens per second" if "rate" in row else row.get("note") or row["error"]
+    return f"{row['variant']}, {row['mode']}: {said}"
+
+
+def _draw(rows: list[dict[str, Any]], title: str, target: Path) -> None:
+    from minisgl_core.bench.plot import bar_chart
+
+    bars = [(_title(row, rows[0]["mode"]), row["relative"]) for row in rows if row["relative"] is not None]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(bar_chart(f"{title}: tokens per second, relative to the default", bars))

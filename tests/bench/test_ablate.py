@@ -1,0 +1,140 @@
+"""Ablations: which rows, on which work, and what the table says of those that cannot run or would change nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from minisgl_core.bench import make_workload
+from minisgl_core.bench.ablate import Job
+from minisgl_core.bench.plot import LABELS, WIDTH, bar_chart
+from minisgl_core.bench.session import thrifty
+from minisgl_core.bench.variants import DEFAULT, VARIANTS, Variant, choose_variants
+from minisgl_core.cli.app import main
+from minisgl_core.engine import EngineConfig
+from minisgl_core.errors import UsageError
+
+TINY = ("--geometry", "tiny", "--num-page-override", "9000", "--requests", "2", "--short")
+
+
+def test_every_optimisation_has_its_rows() -> None:
+    names = [variant.name for variant in VARIANTS]
+    assert len(set(names)) == len(names) and DEFAULT.name not in names
+    assert {name.split()[0] for name in names} == {
+        "overlap", "graphs", "prefix-cache", "attention", "kv", "ops", "linear", "moe", "chunk", "page",
+    }  # fmt: skip
+    pairs = {
+        tuple(v.backends["attention"][phase] for phase in ("prefill", "decode"))
+        for v in VARIANTS
+        if "attention" in v.backends
+    }
+    assert pairs == {
+        ("flashinfer", "flashinfer"), ("fa", "fa"), ("fa", "flashinfer"), ("flashinfer", "fa"), ("fa", "cuda_decode"),
+    }  # fmt: skip
+    assert {v.config["page_size"] for v in VARIANTS if "page_size" in v.config} == {1, 16, 64, 256}
+    assert {v.config["max_prefill_tokens"] for v in VARIANTS if "max_prefill_tokens" in v.config} == {2048, 8192, 16384}
+    assert {v.backends["kv"] for v in VARIANTS if "kv" in v.backends} == {"cuda/cpp", "cuda/triton", "torch"}
+
+
+def test_rows_are_chosen_by_name_first_word_and_part() -> None:
+    assert choose_variants([]) == VARIANTS
+    assert [v.name for v in choose_variants(["page 16", "kv"])] == ["kv cpp", "kv triton", "kv torch", "page 16"]
+    parts = [choose_variants([], (number, 3)) for number in (1, 2, 3)]
+    assert sorted(v.name for part in parts for v in part) == sorted(v.name for v in VARIANTS)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    with pytest.raises(UsageError, match="did you mean 'overlap'"):
+        choose_variants(["overlapp"])
+
+
+def test_a_variant_changes_one_thing() -> None:
+    config = EngineConfig("m", backends={"attention": "fa", "kv": "cuda"}, max_prefill_tokens=4096)
+    changed = Variant("x", {"page_size": 16}, {"kv": "torch"}).applied_to(config)
+    assert (changed.page_size, changed.max_prefill_tokens) == (16, 4096)
+    assert changed.backends == {"attention": "fa", "kv": "torch"} and config.backends["kv"] == "cuda"
+
+
+def test_shorter_work_is_of_the_same_kind() -> None:
+    offline, prefill = make_workload("offline"), make_workload("prefill")
+    short = offline.shortened(4)
+    assert short.prompts == offline.prompts and short.outputs[:2] == tuple(-(-n // 4) for n in offline.outputs[:2])
+    assert prefill.shortened(4).facts() == {"requests": 16, "tokens_in": 16 * 1024, "tokens_out": 16}
+
+
+def test_only_graphs_that_the_work_can_meet_are_recorded() -> None:
+    config = EngineConfig("m")
+    one = thrifty(config, [make_workload("latency")])
+    assert (one.max_running_req, one.cuda_graph_modes) == (1, ("random",))
+    both = thrifty(config, [make_workload("latency"), make_workload("shared-prefix")])
+    assert both.max_running_req == 64
+    assert thrifty(EngineConfig("m", max_running_req=32), [make_workload("offline")]).max_running_req == 32
+
+
+def test_the_work_of_a_variant() -> None:
+    work = {mode: make_workload(mode, requests=1) for mode in ("offline", "shared-prefix")}
+    cache = next(v for v in VARIANTS if v.name == "prefix-cache off")
+    job = Job(EngineConfig("m"), "offline", work)
+    assert job.mode_of(cache) == "shared-prefix" and job.mode_of(DEFAULT) == "offline"
+
+
+def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, plot = tmp_path / "a" / "rows.json", tmp_path / "rows.svg"
+    rows = "overlap,prefix-cache,attention fa,moe,chunk 8192,page 16"
+    code = main(
+        ["bench", "offline", *TINY, "--ablate", "--rows", rows, "--json", "--out", str(out), "--plot", str(plot)]
+    )
+    printed = json.loads(capsys.readouterr().out)
+    assert code == 0 and json.loads(out.read_text()) == printed
+    found = {(row["variant"], row["mode"]): row for row in printed["rows"]}
+    assert list(found)[:2] == [("default", "offline"), ("default", "shared-prefix")]
+    assert all(found["default", mode]["relative"] == 1.0 for mode in ("offline", "shared-prefix"))
+    base = found["default", "shared-prefix"]["rate"]
+    cache = found["prefix-cache off", "shared-prefix"]
+    assert cache["relative"] == pytest.approx(cache["rate"] / base) and cache["changed"] == {}
+    assert found["page 16", "offline"]["changed"]["page_size"] == "16" and found["overlap off", "offline"]["rate"] > 0
+    assert "cuda" in found["attention fa", "offline"]["error"]
+    assert found["moe loop", "offline"]["note"] == "the model has no experts"
+    assert found["chunk 8192", "offline"]["note"] == "the default is the same"
+    unmeasured = [found[name, "offline"] for name in ("attention fa", "moe loop", "chunk 8192")]
+    assert all(row["relative"] is None and "rate" not in row for row in unmeasured)
+    assert printed["workloads"]["offline"]["requests"] == 2
+    drawn = ET.fromstring(plot.read_text())
+    labels = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert "prefix-cache off (shared-prefix)" in labels and "attention fa" not in labels
+
+
+def test_a_default_that_cannot_be_measured_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--geometry", "tiny", "--num-page-override", "40", "--page-size", "1", "--requests", "1")
+    assert main(["bench", "prefill", *small, "--ablate", "--rows", "overlap"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("a prompt of 1024 tokens leaves no room") == 2 or out.count("instead of") == 2
+
+
+def test_bars_by_hand() -> None:
+    drawn = ET.fromstring(bar_chart("a < b", [("one", 0.5), ("two", 2.0)]))
+    space = "{http://www.w3.org/2000/svg}"
+    bars = [rect.get("width") for rect in drawn.iter(f"{space}rect")][1:]
+    assert bars == [f"{WIDTH / 4:.1f}", f"{WIDTH:.1f}"]
+    assert drawn.find(f"{space}text") is not None and drawn.find(f"{space}text").text == "a < b"  # type: ignore[union-attr]
+    line = drawn.find(f"{space}path")
+    assert line is not None and str(line.get("d")).startswith(f"M{LABELS + WIDTH / 2:.1f} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rows", "overlap"), "--rows belongs to --ablate"),
+        (("--part", "1/2"), "--part belongs to --ablate"),
+        (("--ablate", "--part", "3/2"), "give I/N"),
+        (("--ablate", "--part", "x"), "give I/N"),
+        (("--ablate", "--rows", "grafs"), "did you mean 'graphs"),
+        (("--ablate", "--plot", "x.png"), "name a .svg file"),
+    ],
+)
+def test_options_that_mean_nothing(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "offline", "--geometry", "tiny", *arguments]) == 2
+    assert message in capsys.readouterr().err

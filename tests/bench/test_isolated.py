@@ -1,0 +1,37 @@
+"""Work in another process: what dies, hangs or is suspect costs one item, and the next ones a fresh process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from minisgl_core.bench.isolated import Lost, supervised
+from minisgl_core.env import ENV
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from bench_targets import act
+
+
+def test_each_item_is_heard_of_whatever_the_others_do() -> None:
+    ENV.DISABLE_OVERLAP_SCHEDULING.value = True
+    try:
+        heard = list(supervised(act, "job", ["fine", "spoil", "die", "last"], limit_s=120.0))
+    finally:
+        ENV.DISABLE_OVERLAP_SCHEDULING.reset()
+    assert [item for item, _ in heard] == ["fine", "spoil", "die", "die", "last"]
+    assert heard[3][1] == Lost("its process ended with exit code 7")
+    said = [message for _, message in heard if not isinstance(message, Lost)]
+    assert {message[1:] for message in said} == {("job", True)}
+    fine, spoil, die, last = (message[0] for message in said)
+    assert fine == spoil  # a process is shared until something happens to it
+    assert len({spoil, die, last}) == 3
+
+
+@pytest.mark.slow
+def test_what_hangs_is_ended() -> None:
+    heard = list(supervised(act, "job", ["hang", "last"], limit_s=30.0))
+    assert [item for item, _ in heard] == ["hang", "hang", "last"]
+    assert heard[1][1] == Lost("nothing was heard of it for 30 s")

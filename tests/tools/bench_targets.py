@@ -1,0 +1,24 @@
+"""What the tests of bench.isolated run in another process, which finds this module by its name."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from minisgl_core.bench.isolated import Finished
+
+__all__ = ["act"]
+
+
+def act(connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapping[str, Any]) -> None:
+    """Each item says what to do."""
+    for item in items:
+        connection.send((os.getpid(), job, switches["MINISGL_DISABLE_OVERLAP_SCHEDULING"]))
+        if item == "die":
+            os._exit(7)
+        if item == "hang":
+            time.sleep(600)
+        connection.send(Finished(suspect=item == "spoil"))
