@@ -79,7 +79,7 @@ class Capsule(ABC):
 
     @abstractmethod
     def expected(self, place: int) -> torch.Tensor:
-        """float64 result of one layer, by place: the tokens of rows that are no padding."""
+        """float64 result of one layer, by place: its tokens that are no padding, which come first."""
 
     @abstractmethod
     def locate(self, place: int, found: Difference) -> Place:
@@ -104,11 +104,11 @@ class Capsule(ABC):
     def errors(self, place: int, results: Sequence[torch.Tensor]) -> tuple[float, ...]:
         """Worst error of each host tensor (T, ...) as a result of one layer, against the float64 reference."""
         want = self.expected(place)
-        return tuple(self.compare(result[: self.real_tokens], want).error for result in results)
+        return tuple(self.compare(result[: len(want)], want).error for result in results)
 
-    def row_of(self, found: Difference) -> tuple[int, int]:
-        """(row, place among its new tokens)"""
-        return row_of(found.where[0], self.q_lens)
+    def row_of(self, token: int) -> tuple[int, int]:
+        """(row, place among its new tokens) of a token of the step"""
+        return row_of(token, self.q_lens)
 
     # Size.
 

@@ -172,9 +172,9 @@ def _judged(capsule: Capsule, subject: Subject, rig: Rig, run: Run) -> ReplayRep
 
 
 def _compare(capsule: Capsule, place: int, out: torch.Tensor) -> LayerResult:
-    layer, real = capsule.layers[place], capsule.real_tokens
-    want, recorded = capsule.expected(place), layer.out[:real]
-    found = capsule.compare(out[:real], want)
+    layer, want = capsule.layers[place], capsule.expected(place)
+    real = len(want)
+    recorded, found = layer.out[:real], capsule.compare(out[:real], want)
     lost = bool(recorded.isnan().all())
     return LayerResult(
         layer.layer_id,

@@ -191,7 +191,7 @@ class Shadow:
         """Each layer was judged when it came."""
 
     def _judge(self, step: WatchedStep, call: LayerCall, out: torch.Tensor, got: torch.Tensor) -> None:
-        real = step.real_tokens
+        real = call.real_tokens
         found, allowed = self._kind.compare(got[:real], out[:real]), self._kind.tolerance(out.dtype)
         self._layers += 1
         if found.error <= allowed:

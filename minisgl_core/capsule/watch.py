@@ -52,6 +52,8 @@ class LayerCall:
     """What a backend is given for one layer, copied before it runs."""
 
     layer_id: int
+    real_tokens: int
+    """Of its tokens, those that are no padding; they come first"""
 
 
 class Watcher(Protocol):

@@ -89,8 +89,8 @@ def make_capsule(rig: Rig) -> Callable[..., AttentionCapsule]:
 
 @pytest.fixture(scope="session")
 def make_moe_capsule() -> Callable[..., MoECapsule]:
-    """``make_moe_capsule(q_lens, padded rows, layers, ...)`` of 8 experts; what was recorded is right, and some choices
-    are padding.
+    """``make_moe_capsule(q_lens, padded rows, layers, ...)`` of 8 experts; what was recorded is right, and a choice of
+    the first token is padding. ``last_rows``: the last layer has the last token of each row only.
     """
 
     def make(
@@ -100,10 +100,10 @@ def make_moe_capsule() -> Callable[..., MoECapsule]:
         top_k: int = 2,
         dtype: str = "float32",
         phase: Any = "prefill",
-        seed: int = 0,
+        last_rows: bool = False,
     ) -> MoECapsule:
         setup = MoESetup(torch.device("cpu"), getattr(torch, dtype), 8, top_k, 16, 12, 20, 64)
-        maker, random = MoEMaker(setup, layers), torch.Generator().manual_seed(seed)
+        maker, random = MoEMaker(setup, layers), torch.Generator().manual_seed(0)
         tokens = sum(q_lens) + padded
         reqs = [Req(torch.zeros(9, dtype=torch.int32), row, 0, 1, 100 + row, PARAMS) for row in range(len(q_lens))]
         view: Any = SimpleNamespace(q_lens_host=(*q_lens, *(1,) * padded))
@@ -118,8 +118,13 @@ def make_moe_capsule() -> Callable[..., MoECapsule]:
             ids = torch.stack([torch.randperm(8, generator=random)[:top_k] for _ in range(tokens)]).to(torch.int32)
             ids[0, 0] = -1
             chosen = torch.rand(tokens, top_k, generator=random) + 0.1
-            call = MoECall(layer_id, normal(tokens, 16), ids, chosen, weights)
-            out = reference.experts(call.x, ids, chosen, *weights).to(setup.dtype)
+            here = torch.arange(tokens)
+            if last_rows and layer_id == 9 + layers:
+                here = torch.tensor(q_lens).cumsum(0) - 1
+            x, ids, chosen = normal(tokens, 16)[here], ids[here], chosen[here]
+            real = min(len(here), sum(q_lens))
+            call = MoECall(layer_id, real, here, x, ids, chosen, weights)
+            out = reference.experts(x, ids, chosen, *weights).to(setup.dtype)
             made.append(maker.layer(call, out))
         return maker.capsule(step, made, {})
 

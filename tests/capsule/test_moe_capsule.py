@@ -36,7 +36,7 @@ def test_a_capsule_comes_back_as_it_was(make_moe_capsule: Any, tmp_path: Path, d
         assert getattr(again, name) == getattr(capsule, name)
     for mine, theirs in zip(again.layers, capsule.layers, strict=True):
         assert (mine.layer_id, mine.experts) == (theirs.layer_id, theirs.experts)
-        for name in ("x", "topk_ids", "topk_weights", "out", "w13", "w2"):
+        for name in ("tokens", "x", "topk_ids", "topk_weights", "out", "w13", "w2"):
             assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
     assert again.summary() == capsule.summary()
     assert again.summary().startswith("step 7, prefill, 2 rows (3 new), top 2 of 8 experts, ")
@@ -49,7 +49,7 @@ def test_only_used_experts_are_kept_and_their_numbers_too(make_moe_capsule: Any)
     assert len(layer.experts) == 1, "one of the two choices is padding"
     assert layer.topk_ids.tolist() == [[-1, 0]] and layer.original_ids().tolist() == [[-1, layer.experts[0]]]
     assert (layer.w13.shape, layer.w2.shape) == ((1, 24, 16), (1, 16, 12))
-    assert capsule.nbytes == 4 * (24 * 16 + 16 * 12 + 2 * 16 + 2 * 2)
+    assert capsule.nbytes == 4 * (24 * 16 + 16 * 12 + 2 * 16 + 2 * 2 + 1)
 
 
 def test_what_it_does_not_know_is_refused(make_moe_capsule: Any, tmp_path: Path) -> None:
@@ -104,6 +104,21 @@ def test_a_wrong_element_is_named_with_its_experts(make_moe_capsule: Any, make_m
     experts = ", ".join(map(str, capsule.layers[0].original_ids()[4].tolist()))
     assert f"row 2, new token 0, column 5 of experts {experts}: expected" in report.layers[0].worst
     assert report.failure().startswith("layer 1") and not report.passed
+
+
+def test_a_layer_may_have_the_last_token_of_each_row_only(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: Rig
+) -> None:
+    capsule: MoECapsule = make_moe_capsule((3, 1, 4), last_rows=True)
+    assert [layer.tokens.tolist() for layer in capsule.layers] == [list(range(8)), [2, 3, 7]]
+    assert replay(capsule, Subject.of("moe:cpu", rig.facts), rig, repeats=0).passed
+
+    def wrong(out: torch.Tensor, *_: Any) -> torch.Tensor:
+        out[2] += 1.0 if len(out) == 3 else 0.0
+        return out
+
+    report = replay(capsule, make_moe_subject(wrong), rig, repeats=0)
+    assert report.failure().startswith("layer 11: row 2, new token 3, column")
 
 
 def test_padding_is_run_but_not_judged(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:

@@ -30,14 +30,21 @@ def assert_right(capsule: MoECapsule, rig: Rig) -> None:
         assert capsule.errors(place, (layer.out,))[0] < 1e-6
         named = layer.topk_ids[layer.topk_ids >= 0].unique().tolist()
         assert named == list(range(len(layer.experts))) and len(layer.w13) == len(layer.w2) == len(named)
-    assert sum(capsule.q_lens) == len(capsule.layers[0].x) and len(capsule.uids) <= len(capsule.q_lens)
+        assert len(layer.tokens) == len(layer.x) and set(layer.tokens.tolist()) <= set(range(sum(capsule.q_lens)))
+    assert len(capsule.uids) <= len(capsule.q_lens)
     report = replay(capsule, Subject.of("moe:torch", rig.facts), rig, repeats=0)
     assert report.passed, report.failure()
 
 
 def test_every_edit_keeps_a_capsule_right(make_moe_capsule: Any, rig: Rig) -> None:
     capsule = make_moe_capsule(padded=1, top_k=3)
+    short = make_moe_capsule((3, 1, 4), top_k=3, last_rows=True)
     for edited in (
+        short,
+        with_tokens(short, [1, 2, 7]),
+        with_tokens(short, [0, 1, 4]),
+        with_experts(short, [1, 4, 5]),
+        with_width(short, 5),
         capsule,
         capsule.with_layers([1]),
         with_tokens(capsule, [1, 2, 8]),
@@ -56,6 +63,10 @@ def test_edits_do_what_they_say(make_moe_capsule: Any) -> None:
     assert (fewer.q_lens, fewer.uids, fewer.real_tokens) == ((1, 1, 1), (100, 102), 2)
     assert torch.equal(fewer.layers[1].x, capsule.layers[1].x[[1, 5, 8]])
     assert torch.equal(fewer.layers[1].original_ids(), capsule.layers[1].original_ids()[[1, 5, 8]])
+
+    short = with_tokens(make_moe_capsule((3, 1, 4), last_rows=True), [1, 3, 7])
+    assert [layer.tokens.tolist() for layer in short.layers] == [[0, 1, 2], [1, 2]]
+    assert len(with_tokens(short, [0]).layers) == 1, "a layer without tokens is gone"
 
     one = with_choices(capsule, [1])
     assert one.geometry.top_k == 1

@@ -94,7 +94,7 @@ def test_the_first_divergence_names_step_layer_request_and_experts_and_leaves_a_
     tiny: Callable[[str], Path], served: Any, candidate: Any, tmp_path: Path
 ) -> None:
     def wrong(out: torch.Tensor, layer: int, ids: torch.Tensor, weights: Any) -> torch.Tensor:
-        if len(out) == 2 and layer == 1:
+        if len(out) == 2 and layer == 0:
             out[1, 17] += 0.5
         return out
 
@@ -102,9 +102,9 @@ def test_the_first_divergence_names_step_layer_request_and_experts_and_leaves_a_
     tokens, report = answer(tiny("moe"), shadow={"moe": "new"})
     assert tokens == served
     found = report.divergence
-    assert (found.step, found.phase, found.layer, found.uid, found.row, found.head) == (1, "decode", 1, 1, 1, None)
+    assert (found.step, found.phase, found.layer, found.uid, found.row, found.head) == (1, "decode", 0, 1, 1, None)
     assert found.candidate_error > 0.05 > 1e-5 > found.serving_error and found.tolerance == 1e-4
-    path = tmp_path / "cache" / "capsules" / "shadow-step-000001-decode-layer-1.safetensors"
+    path = tmp_path / "cache" / "capsules" / "shadow-step-000001-decode-layer-0.safetensors"
     assert found.capsule == str(path)
     capsule = moe_capsule(path)
     assert list(found.experts) == capsule.layers[0].original_ids()[1].tolist() and len(found.experts) == 4

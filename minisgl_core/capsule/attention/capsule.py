@@ -108,8 +108,8 @@ class AttentionCapsule(Capsule):
         return torch.cat([self.expected_row(layer, row) for row in range(len(self.uids))])
 
     def locate(self, place: int, found: Difference) -> Place:
-        head = found.where[1]
-        return Place(*self.row_of(found), f"head {head}", head=head)
+        token, head, _ = found.where
+        return Place(*self.row_of(token), f"head {head}", head=head)
 
     @classmethod
     def tolerance(cls, dtype: torch.dtype) -> float:

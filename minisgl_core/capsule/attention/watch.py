@@ -83,7 +83,7 @@ class AttentionWatch(RoleWatch):
         pool = self._pool
         assert pool is not None
         pages = pool.k_cache(layer_id)[step.pages], pool.v_cache(layer_id)[step.pages]
-        return AttentionCall(layer_id, q.clone(), k.clone(), v.clone(), *pages)
+        return AttentionCall(layer_id, step.real_tokens, q.clone(), k.clone(), v.clone(), *pages)
 
 
 def _pages_of(view: BatchView, dummy: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """What a capsule of routed experts holds.
 
-Shapes: T tokens of the step, B rows, k experts per token, E experts of the model, U experts that a layer used in this
-step, I expert width, N hidden width. The width is one rank's.
+Shapes: T tokens of a layer, B rows, k experts per token, E experts of the model, U experts that a layer used in this
+step, I expert width, N hidden width. The width is one rank's. A layer may have
+fewer tokens than the step: what comes after the last layer's attention needs but one token of each row.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class MoELayer(RecordedLayer):
 
     experts: tuple[int, ...]
     """(U,) the model's numbers of the experts here, ascending; their place in it is the number they have here"""
+    tokens: torch.Tensor
+    """(T,) int32, ascending: which of the step's tokens these are"""
     x: torch.Tensor
     """(T, N)"""
     topk_ids: torch.Tensor
@@ -56,7 +59,7 @@ class MoELayer(RecordedLayer):
     w2: torch.Tensor
     """(U, N, I)"""
 
-    TENSORS: ClassVar = ("x", "topk_ids", "topk_weights", "out", "w13", "w2")
+    TENSORS: ClassVar = ("tokens", "x", "topk_ids", "topk_weights", "out", "w13", "w2")
 
     def told(self) -> dict[str, Any]:
         return {"layer_id": self.layer_id, "experts": self.experts}
@@ -88,17 +91,21 @@ class MoECapsule(Capsule):
         used = len({expert for layer in self.layers for expert in layer.experts})
         return f"{tokens}, top {g.top_k} of {g.num_experts} experts, {used} used"
 
+    def real_tokens_of(self, place: int) -> int:
+        """Tokens of one layer that are no padding; they come first."""
+        return int((self.layers[place].tokens < self.real_tokens).sum())
+
     def expected(self, place: int) -> torch.Tensor:
         """(real tokens, N)"""
-        layer, real = self.layers[place], self.real_tokens
+        layer, real = self.layers[place], self.real_tokens_of(place)
         ids, weights = layer.topk_ids[:real], layer.topk_weights[:real]
         return reference.experts(layer.x[:real], ids, weights, layer.w13, layer.w2)
 
     def locate(self, place: int, found: Difference) -> Place:
-        token, column = found.where
-        experts = tuple(expert for expert in self.layers[place].original_ids()[token].tolist() if expert >= 0)
+        layer, (token, column) = self.layers[place], found.where
+        experts = tuple(expert for expert in layer.original_ids()[token].tolist() if expert >= 0)
         names = ", ".join(map(str, experts)) or "none"
-        return Place(*self.row_of(found), f"column {column} of experts {names}", experts=experts)
+        return Place(*self.row_of(int(layer.tokens[token])), f"column {column} of experts {names}", experts=experts)
 
     @classmethod
     def tolerance(cls, dtype: torch.dtype) -> float:

@@ -31,28 +31,17 @@ def used_experts(capsule: MoECapsule) -> list[int]:
 
 
 def with_tokens(capsule: MoECapsule, tokens: Sequence[int]) -> MoECapsule:
-    """Only these of the step's tokens, ascending; rows without any are gone."""
-    places = torch.tensor(tokens)
-    ends = torch.tensor(capsule.q_lens).cumsum(0)
-    counts = torch.bincount(torch.searchsorted(ends, places, right=True), minlength=len(capsule.q_lens)).tolist()
-    layers = tuple(
-        _used_only(
-            replace(
-                layer,
-                x=layer.x[places],
-                out=layer.out[places],
-                topk_ids=layer.topk_ids[places],
-                topk_weights=layer.topk_weights[places],
-            )
-        )
-        for layer in capsule.layers
-    )
-    return replace(
+    """Only these of the step's tokens, ascending. Rows without any are gone, and layers with none but padding."""
+    kept = torch.tensor(tokens, dtype=torch.int32)
+    ends = torch.tensor(capsule.q_lens, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    counts = torch.bincount(torch.searchsorted(ends, kept, right=True), minlength=len(capsule.q_lens)).tolist()
+    smaller = replace(
         capsule,
         q_lens=tuple(count for count in counts if count),
         uids=tuple(uid for uid, count in zip(capsule.uids, counts, strict=False) if count),
-        layers=layers,
+        layers=tuple(_used_only(_take_tokens(layer, kept)) for layer in capsule.layers),
     )
+    return smaller.with_layers([place for place in range(len(smaller.layers)) if smaller.real_tokens_of(place)])
 
 
 def with_choices(capsule: MoECapsule, choices: Sequence[int]) -> MoECapsule:
@@ -110,6 +99,19 @@ def with_hidden(capsule: MoECapsule, hidden: int) -> MoECapsule:
     return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, hidden_size=hidden)), edit)
 
 
+def _take_tokens(layer: MoELayer, kept: torch.Tensor) -> MoELayer:
+    """Those of the kept tokens of the step that the layer has, numbered anew."""
+    here = torch.isin(layer.tokens, kept)
+    return replace(
+        layer,
+        tokens=torch.searchsorted(kept, layer.tokens[here], out_int32=True),
+        x=layer.x[here],
+        out=layer.out[here],
+        topk_ids=layer.topk_ids[here],
+        topk_weights=layer.topk_weights[here],
+    )
+
+
 def _used_only(layer: MoELayer) -> MoELayer:
     """Without experts that no token has."""
     used = layer.topk_ids[layer.topk_ids >= 0].unique().long()
@@ -130,6 +132,7 @@ def _answered_anew(capsule: MoECapsule, edit: Callable[[MoELayer], MoELayer]) ->
     layers = []
     for place, layer in enumerate(edited.layers):
         out = layer.out.clone()
-        out[: edited.real_tokens] = edited.expected(place).to(out.dtype)
+        want = edited.expected(place)
+        out[: len(want)] = want.to(out.dtype)
         layers.append(replace(layer, out=out))
     return replace(edited, layers=tuple(layers))

@@ -33,16 +33,16 @@ class MoEMaker:
         )
 
     def least_bytes(self, step: WatchedStep) -> int:
-        """As if all tokens went to the same experts."""
-        g, tokens = self._geometry, sum(step.q_lens)
-        rows = tokens * (2 * g.hidden_size * self._itemsize + 8 * g.top_k)
-        weights = 3 * g.top_k * g.intermediate_size * g.hidden_size * self._itemsize
-        return self._num_layers * (rows + weights)
+        """As if all tokens went to the same experts, and the last layer had one of each row."""
+        g, layers = self._geometry, self._num_layers
+        tokens = (layers - 1) * sum(step.q_lens) + len(step.q_lens)
+        rows = tokens * (2 * g.hidden_size * self._itemsize + 8 * g.top_k + 4)
+        return rows + layers * 3 * g.top_k * g.intermediate_size * g.hidden_size * self._itemsize
 
     def layer(self, call: MoECall, out: torch.Tensor | None) -> MoELayer:
         result = torch.full_like(call.x, torch.nan) if out is None else out
-        x, ids, weights, result = (
-            tensor.to("cpu", copy=True) for tensor in (call.x, call.topk_ids, call.topk_weights, result)
+        tokens, x, ids, weights, result = (
+            tensor.to("cpu", copy=True) for tensor in (call.tokens, call.x, call.topk_ids, call.topk_weights, result)
         )
         count = self._geometry.num_experts
         ids = torch.where((ids >= 0) & (ids < count), ids.long(), count)
@@ -50,7 +50,8 @@ class MoEMaker:
         numbers = torch.full((count + 1,), -1, dtype=torch.int32)
         numbers[used] = torch.arange(len(used), dtype=torch.int32)
         w13, w2 = (tensor[used] for tensor in call.weights)
-        return MoELayer(call.layer_id, result, tuple(used.tolist()), x, numbers[ids], weights, w13, w2)
+        experts, inputs = tuple(used.tolist()), (tokens.to(torch.int32), x, numbers[ids], weights)
+        return MoELayer(call.layer_id, result, experts, *inputs, w13, w2)
 
     def capsule(self, step: WatchedStep, layers: Sequence[MoELayer], origin: Mapping[str, Any]) -> MoECapsule:
         return MoECapsule(

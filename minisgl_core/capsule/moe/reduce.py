@@ -24,7 +24,7 @@ def reduce_moe(capsule: MoECapsule, fails: Fails[MoECapsule]) -> MoECapsule:
     """Fewer tokens, padding included; fewer experts of each token, and of the model; smaller matrices."""
 
     def judged(item: MoECapsule) -> bool:
-        return item.real_tokens > 0 and fails(item)
+        return bool(item.layers) and fails(item)
 
     capsule = subset(capsule, sum(capsule.q_lens), with_tokens, judged)
     capsule = subset(capsule, capsule.geometry.top_k, with_choices, fails)

@@ -25,6 +25,8 @@ Weights = tuple[torch.Tensor, torch.Tensor]
 class MoECall(LayerCall):
     """Copies of the inputs, and the layer's weights on the host."""
 
+    tokens: torch.Tensor
+    """(T,) which of the step's tokens these are"""
     x: torch.Tensor
     topk_ids: torch.Tensor
     topk_weights: torch.Tensor
@@ -55,9 +57,23 @@ class MoEWatch(RoleWatch):
         if self._prepare is not None:
             self._prepare(layer_id, w13.clone(), w2.clone())
 
-    def call_of(self, layer_id: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> MoECall:
+    def call_of(
+        self, step: WatchedStep, layer_id: int, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+    ) -> MoECall:
         """A layer's inputs, copied."""
-        return MoECall(layer_id, x.clone(), topk_ids.clone(), topk_weights.clone(), self._weights[layer_id])
+        tokens, real = _tokens_of(step, len(x))
+        inputs = x.clone(), topk_ids.clone(), topk_weights.clone()
+        return MoECall(layer_id, real, tokens, *inputs, self._weights[layer_id])
+
+
+def _tokens_of(step: WatchedStep, count: int) -> tuple[torch.Tensor, int]:
+    """Which of the step's tokens a layer of ``count`` tokens has, all or the last of each row; and how many of these are
+    no padding.
+    """
+    last_rows = step.batch.last_rows
+    if last_rows is not None and count != sum(step.q_lens):
+        return last_rows.clone(), step.batch.size
+    return torch.arange(count), min(count, step.real_tokens)
 
 
 class WatchedExperts:
@@ -76,7 +92,7 @@ class WatchedExperts:
         active = self._watch.active
         if active is None:
             return self._executor.forward(x, topk_ids, topk_weights, weights, layer_id)
-        call = self._watch.call_of(layer_id, x, topk_ids, topk_weights)
+        call = self._watch.call_of(active.step, layer_id, x, topk_ids, topk_weights)
         return active.run(call, lambda: self._executor.forward(x, topk_ids, topk_weights, weights, layer_id))
 
     def close(self) -> None:
