@@ -67,8 +67,8 @@ class MoEWatch(RoleWatch):
 
 
 def _tokens_of(step: WatchedStep, count: int) -> tuple[torch.Tensor, int]:
-    """Which of the step's tokens a layer of ``count`` tokens has, all or the last of each row; and how many of these are
-    no padding.
+    """Which of the step's tokens a layer of ``count`` tokens has: all, or the last of each row; and how many are no
+    padding.
     """
     last_rows = step.batch.last_rows
     if last_rows is not None and count != sum(step.q_lens):
