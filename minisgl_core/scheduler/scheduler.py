@@ -257,8 +257,9 @@ class Scheduler:
         if not special.any():
             self._bring(flight.uids, flight.rows, tokens)
             return
-        usual = ~special
-        self._bring(list(compress(flight.uids, usual.tolist())), flight.rows[usual], tokens[usual])
+        if not special.all():
+            usual = ~special
+            self._bring(list(compress(flight.uids, usual.tolist())), flight.rows[usual], tokens[usual])
         for row in np.flatnonzero(special).tolist():
             req, token = flight.reqs[row], int(tokens[row])
             self._process_row(req, token, row in flight.chunks, logprobs[row] if logprobs else None)

@@ -369,28 +369,6 @@ def test_one_batch_object_serves_a_steady_decode() -> None:
     assert len(seen) == 40
 
 
-def test_rows_that_join_at_different_times_run_out_of_slots_together() -> None:
-    engine, scheduler = make(num_pages=4000, max_running_req=8, max_seq_len=400)
-    claims: list[int] = []
-    extend_slots = engine.state.extend_slots
-
-    def spy(rows: Any, starts: Any, counts: Any, slots: Any) -> None:
-        claims.append(len(rows))
-        extend_slots(rows, starts, counts, slots)
-
-    engine.state.extend_slots = spy  # type: ignore[method-assign]
-    tokens: dict[int, list[int]] = {uid: [] for uid in range(8)}
-    for uid in range(8):
-        scheduler.apply([new(uid, prompt_of(5, uid), max_tokens=300)])
-        for _ in range(3):
-            for out in scheduler.step():
-                tokens[out.uid].append(out.token or 0)
-    for uid, answer in serve(scheduler, []).items():
-        assert tokens[uid] + answer.tokens == expected_tokens(prompt_of(5, uid), 300, VOCAB)
-    assert claims[:8] == [1] * 8, "each claims as it joins"
-    assert 3 <= claims[8:].count(8) == len(claims) - 8 <= 300 // 32
-
-
 def test_a_steps_parts_say_what_its_iteration_says() -> None:
     _, scheduler = make()
     scheduler.apply([new(0, [1, 2], max_tokens=3), new(1, [3, 4], max_tokens=9), new(2, prompt_of(200))])
@@ -406,18 +384,3 @@ def test_a_steps_parts_say_what_its_iteration_says() -> None:
         assert len(outs) == len(told)
         kinds |= {type(part) for part in outs.parts}
     assert kinds == {TokenOut, TokenRun}
-
-
-def test_slots_are_allocated_ahead_in_bulk() -> None:
-    engine, scheduler = make(num_pages=1000, max_running_req=4)
-    calls: list[list[int]] = []
-    extend_slots = engine.state.extend_slots
-
-    def spy(rows: Any, starts: Any, counts: Any, slots: Any) -> None:
-        calls.append(counts.tolist())
-        extend_slots(rows, starts, counts, slots)
-
-    engine.state.extend_slots = spy  # type: ignore[method-assign]
-    serve(scheduler, [new(uid, prompt_of(5, uid), max_tokens=100) for uid in range(4)])
-    assert 1 <= len(calls) <= -(-100 // 16)
-    assert all(len(counts) == 4 and min(counts) >= 16 for counts in calls)

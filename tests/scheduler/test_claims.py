@@ -1,0 +1,73 @@
+"""Slots are claimed for many Reqs at once, and seldom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from stub_engine import StubEngine, expected_tokens, serve
+
+from minisgl_core.core import SamplingParams
+from minisgl_core.scheduler import NewReq, Scheduler
+
+VOCAB = 50
+
+
+def new(uid: int, prompt: list[int], max_tokens: int) -> NewReq:
+    return NewReq(uid, np.array(prompt, dtype=np.int32), SamplingParams(max_tokens=max_tokens))
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+    return tokens
+
+
+def make(**settings: Any) -> tuple[Scheduler, list[list[int]]]:
+    """A scheduler, and the slots of each Req in every claim that it will make for running Reqs."""
+    engine, claims = StubEngine(vocab_size=VOCAB, **settings), list[list[int]]()
+    extend_slots = engine.state.extend_slots
+
+    def spy(rows: Any, starts: Any, counts: Any, slots: Any) -> None:
+        claims.append(counts.tolist())
+        extend_slots(rows, starts, counts, slots)
+
+    engine.state.extend_slots = spy  # type: ignore[method-assign]
+    return Scheduler(engine), claims
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_claim_is_at_least_16_tokens(page_size: int) -> None:
+    scheduler, claims = make(num_pages=1000, page_size=page_size, max_running_req=4)
+    serve(scheduler, [new(uid, prompt_of(5, uid), 100) for uid in range(4)])
+    assert 1 <= len(claims) <= 100 // 16
+    assert all(len(counts) == 4 and min(counts) >= 16 for counts in claims)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_rows_that_join_at_different_times_run_out_of_slots_together(page_size: int) -> None:
+    scheduler, claims = make(num_pages=4000, page_size=page_size, max_running_req=8, max_seq_len=400)
+    tokens: dict[int, list[int]] = {uid: [] for uid in range(8)}
+    for uid in range(8):
+        scheduler.apply([new(uid, prompt_of(5, uid), 300)])
+        for _ in range(3):
+            for out in scheduler.step():
+                tokens[out.uid].append(out.token or 0)
+    for uid, answer in serve(scheduler, []).items():
+        assert tokens[uid] + answer.tokens == expected_tokens(prompt_of(5, uid), 300, VOCAB)
+    rows = [len(counts) for counts in claims]
+    assert rows[:8] == [1] * 8, "each claims as it joins"
+    assert 3 <= rows[8:].count(8) == len(rows) - 8 <= 300 // 32
+
+
+def test_where_the_pool_cannot_give_64_tokens_to_all_it_gives_fewer() -> None:
+    scheduler, claims = make(num_pages=400, max_running_req=6)
+    scheduler.apply([new(uid, prompt_of(5, uid), 100) for uid in range(6)])
+    tokens: dict[int, list[int]] = {uid: [] for uid in range(6)}
+    while len(tokens[5]) < 40:
+        for out in scheduler.step():
+            tokens[out.uid].append(out.token or 0)
+    assert all(found == expected_tokens(prompt_of(5, uid), len(found), VOCAB) for uid, found in tokens.items())
+    assert claims
+    assert {count for counts in claims for count in counts} <= set(range(16, 26))
+    assert scheduler.stats.preemptions == 0
