@@ -79,11 +79,20 @@ test: $(VENV)/.dev  ## Run the CPU test suite (ARGS: more for pytest)
 test-all: $(VENV)/.dev  ## Run the slow tests too
 	$(PYTEST) -m 'not gpu and not multi_gpu' $(ARGS)
 
+# On a GPU machine the distributions may be installed anywhere: the environment of `make install` serves if it is there, else
+# the interpreter that has them. Nothing is installed here, so it works without a network. ARGS: see docs/gpu-check.md.
+PYTHON_GPU ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+
+.PHONY: gpu-check
+gpu-check:  ## Check every GPU backend on this machine (ARGS='--quick': within eight minutes)
+	$(PYTHON_GPU) tools/gpu_check $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.dev  ## Check format, style, types and the architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy tools/gpu_check
 	$(BIN)/lint-imports
 
 .PHONY: format

@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 from gpu_check.checks import Here  # noqa: E402
-
 from minisgl_core.registry import DeviceFacts  # noqa: E402
 
 

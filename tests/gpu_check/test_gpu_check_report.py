@@ -9,12 +9,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from rich.console import Console
+
 from gpu_check.checks import Check, Record
 from gpu_check.command import main
 from gpu_check.parts import named, parse_part, part_of
 from gpu_check.report import NOT_YET, Report, default_path, header_of, merged
-from rich.console import Console
-
 from minisgl_core.errors import UsageError
 from minisgl_core.registry import DeviceFacts
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import planted
 import pytest
+
 from gpu_check.checks import Check, Record
 from gpu_check.process import OUT_OF_TIME, Settings, run_checks
-
 from minisgl_core.registry import DeviceFacts
 
 CPU = DeviceFacts("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -12,10 +13,11 @@ from typing import Any, Final, Literal
 
 from minisgl_core.registry import DeviceFacts
 
-__all__ = ["ROOT", "STATUSES", "Check", "Failed", "Here", "Record", "Skipped", "Status", "expect"]
+__all__ = ["NO_COMPILATION", "ROOT", "STATUSES", "Check", "Failed", "Here", "Record", "Skipped", "Status", "expect"]
 
 Status = Literal["ok", "failed", "skipped", "unfinished"]
 STATUSES: Final[tuple[Status, ...]] = ("ok", "failed", "skipped", "unfinished")
+NO_COMPILATION: Final = "FLASHINFER_DISABLE_JIT"
 ROOT: Final = Path(__file__).resolve().parents[2]
 """The checkout: its tests and examples are needed, its packages are not imported from there."""
 
@@ -52,6 +54,11 @@ class Here:
     def tiny(self) -> bool:
         """On a CPU the same checks run on the stand-ins, as small as they can be."""
         return self.kind == "cpu"
+
+    @property
+    def may_compile(self) -> bool:
+        """May kernels be compiled for minutes? Whoever forbids FlashInfer to compile wants none of these."""
+        return os.environ.get(NO_COMPILATION) != "1"
 
     def once(self, name: str, make: Callable[[Path], None]) -> Path:
         """A folder that ``make`` fills, once for all processes; the others wait for it."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from minisgl_core.errors import MinisglError, UsageError
 from minisgl_core.registry import detect_device
 
-from .checks import Check, Record
+from .checks import NO_COMPILATION, Check, Record
 from .machine import versions
 from .parts import named, parse_part, part_of
 from .process import Settings, run_checks
@@ -128,7 +128,7 @@ def _environment(quick: bool, jobs: int) -> dict[str, str]:
     found = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
     if THREADS not in os.environ:
         found[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // jobs))
-    return found | ({"FLASHINFER_DISABLE_JIT": "1"} if quick else {})
+    return found | ({NO_COMPILATION: "1"} if quick else {})
 
 
 @contextlib.contextmanager

@@ -46,10 +46,10 @@ PREBUILT: Final[Mapping[tuple[str, str], Callable[[BackendSpec], BackendSpec]]] 
 """(role, name) -> the part of its caps whose kernels come with the library; the others are compiled for minutes."""
 
 
-def prebuilt(spec: BackendSpec, quick: bool) -> BackendSpec:
-    """The spec; with ``quick`` only as far as no kernel must be compiled for minutes."""
+def prebuilt(spec: BackendSpec, may_compile: bool) -> BackendSpec:
+    """The spec; unless kernels ``may_compile`` for minutes only that part of its caps which needs none."""
     narrow = PREBUILT.get((spec.role, spec.name))
-    return narrow(spec) if quick and narrow is not None else spec
+    return spec if may_compile or narrow is None else narrow(spec)
 
 
 def backends_here(registry: Registry, role: Role, device: DeviceFacts) -> list[Candidate]:
@@ -95,7 +95,7 @@ def conforms(candidate: Candidate, here: Here) -> dict[str, Any]:
         raise Skipped(f"not installed: {'; '.join(missing)}")
     rig = Rig(here.device)
     subject = Subject.of(candidate.key, rig.facts)
-    subject = replace(subject, spec=prebuilt(subject.spec, here.quick))
+    subject = replace(subject, spec=prebuilt(subject.spec, here.may_compile))
     counts = {"passed": 0, "failed": 0, "note": 0, "skipped": 0}
 
     def finished(outcome: Any) -> None:

@@ -70,10 +70,10 @@ def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
     found.append(Check("crowd/small-pool", in_a_small_pool, 1.5 * cost, session="crowd/small-pool", cases=(63,)))
     blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
     found.append(Check("crowd/launch-blocking", partial(as_alone, "default"), 2 * cost, env=blocking, cases=(62,)))
-    for prefill, decode in attention_pairs(device, registry):
-        pair = {"prefill": prefill, "decode": decode}
-        name = f"crowd/{prefill}+{decode}"
-        found.append(Check(name, partial(as_alone_in_half, pair), 2 * cost, session="crowd/bf16", cases=(62, 64)))
+    for pair, main in attention_pairs(device, registry):
+        run = partial(as_alone_in_half, pair)
+        name = f"crowd/{'+'.join(pair.values())}"
+        found.append(Check(name, run, 2 * cost, session="crowd/bf16", quick=main, cases=(62, 64)))
     return found
 
 

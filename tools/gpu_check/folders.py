@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,8 @@ from .checks import ROOT, Check, Failed, Here, Skipped
 __all__ = ["checks", "gpu_test_files", "read_junit", "run_pytest"]
 
 MARK: Final = re.compile(r"\bmark\.gpu\b")
-SECONDS: Final = 90.0
+SECONDS: Final[Mapping[bool, float]] = {True: 40.0, False: 120.0}
+"""With ``--quick``, and without"""
 LIMIT_S: Final = 560.0
 SHOWN: Final = 6
 MADE_ELSEWHERE: Final = ("test_conforms", "test_every_pairing_follows_the_reference")
@@ -34,7 +35,7 @@ def checks(device: DeviceFacts, quick: bool) -> list[Check]:
     for folder in sorted({path.parent for path in gpu_test_files(ROOT)}):
         name = str(folder.relative_to(ROOT))
         cases = next((cases for plugin, cases in CASES.items() if plugin in name), ())
-        found.append(Check(f"pytest/{name}", partial(run, folder), SECONDS, cases=cases, limit_s=LIMIT_S))
+        found.append(Check(f"pytest/{name}", partial(run, folder), SECONDS[quick], cases=cases, limit_s=LIMIT_S))
     return found
 
 

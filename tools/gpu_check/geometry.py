@@ -73,7 +73,7 @@ def run(candidate: Candidate, here: Here) -> dict[str, Any]:
         raise Skipped(f"not installed: {'; '.join(missing)}")
     rig = Rig(here.device)
     subject = Subject.of(candidate.key, rig.facts)
-    fast = prebuilt(subject.spec, here.quick)
+    fast = prebuilt(subject.spec, here.may_compile)
     dtype = "bfloat16" if here.kind == "cuda" else "float32"
     counts = {"right": 0, "refused": 0, "left out": 0}
     wrong: list[str] = []

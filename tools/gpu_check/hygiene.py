@@ -75,10 +75,9 @@ def checks(device: DeviceFacts, registry: Registry) -> list[Check]:
         Check("launcher", untouched_by_the_launcher, 30.0, cases=(88,)),
         Check("memory/torch", partial(memory_comes_back, {"prefill": "torch", "decode": "torch"}, "float32"), 20.0),
     ]
-    for prefill, decode in attention_pairs(device, registry):
-        pair = {"prefill": prefill, "decode": decode}
+    for pair, main in attention_pairs(device, registry):
         run = partial(memory_comes_back, pair, "bfloat16")
-        found.append(Check(f"memory/{prefill}+{decode}", run, 12.0, session="memory/pairs"))
+        found.append(Check(f"memory/{'+'.join(pair.values())}", run, 12.0, session="memory/pairs", quick=main))
     return found
 
 

@@ -45,20 +45,22 @@ def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
         for name in VARIANTS
     ]
     found.append(Check("fp32/qwen3-0.6b-widths", same_tokens_at_real_widths, 60.0))
-    for prefill, decode in attention_pairs(device, registry):
-        pair = {"prefill": prefill, "decode": decode}
-        name = f"{prefill}+{decode}"
+    for pair, main in attention_pairs(device, registry):
+        name = "+".join(pair.values())
         for model in MODELS:
             pages = PAGES if model == "dense" or not quick else (16,)
             run = partial(within_bounds, pair, model, pages)
-            found.append(Check(f"bf16/{name}/{model}", run, 6.0 * (1 + len(pages)), session=f"bf16/{name}"))
+            cost, also_quick = 6.0 * (1 + len(pages)), main or model == "dense"
+            found.append(Check(f"bf16/{name}/{model}", run, cost, session=f"bf16/{name}", quick=also_quick))
         run = partial(unharmed_by_nan, pair)
         found.append(Check(f"poison/{name}", run, 12.0, session=f"bf16/{name}", cases=(65,)))
     return found
 
 
-def attention_pairs(device: DeviceFacts, registry: Registry) -> Iterator[tuple[str, str]]:
-    """Every (prefill, decode) pairing that the caps allow in bfloat16; on a GPU without stand-ins."""
+def attention_pairs(device: DeviceFacts, registry: Registry) -> Iterator[tuple[dict[str, str], bool]]:
+    """Every pairing (backend by phase) that the caps allow in bfloat16, on a GPU without stand-ins; and whether it is a
+    main one: together they have each backend in each of its phases.
+    """
     names: dict[Phase, list[str]] = {}
     phases: tuple[Phase, Phase] = ("prefill", "decode")
     for phase in phases:
@@ -71,7 +73,9 @@ def attention_pairs(device: DeviceFacts, registry: Registry) -> Iterator[tuple[s
             and not (item.spec.stand_in and device.kind == "cuda")
         ]
         names[phase] = list(dict.fromkeys(fitting))
-    return product(names["prefill"], names["decode"])
+    for prefill, decode in product(names["prefill"], names["decode"]):
+        partner = decode if decode in names["prefill"] else names["prefill"][0]
+        yield {"prefill": prefill, "decode": decode}, prefill == partner
 
 
 # float32.

@@ -1,0 +1,131 @@
+"""The catalogue for an H200, listed here: every backend, pair and reported fault has its checks, and they fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_check import folders, machine, sanitizer
+from gpu_check.catalogue import checks
+from gpu_check.checks import ROOT, Check, Failed, Here
+from gpu_check.command import JOBS_ON_CUDA, QUICK_BUDGET_S
+from gpu_check.conformance import prebuilt
+from gpu_check.parts import part_of
+from gpu_check.process import sessions_of
+from minisgl_core.registry import DeviceFacts
+from minisgl_cpu_sim.fakes import inject
+from minisgl_flashinfer.plugin import minisgl_attention_backends
+
+H200 = DeviceFacts("cuda", sm=90, name="NVIDIA H200", driver="580.1")
+ON_A_GPU = {1, 2, 16, 24, 27, 38, 42, 43, 45, 46, 62, 63, 64, 65, 67, 68, 69, 70, 71, 72, 74, 75, 88, 89, 90}
+"""The reported faults that one GPU can show."""
+PAIRS = {f"{p}+{d}" for p in ("fa", "flashinfer") for d in ("fa", "flashinfer", "cuda_decode")}
+
+MAIN_PAIRS = {"fa+fa", "flashinfer+flashinfer", "fa+cuda_decode"}
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``listed(quick)`` on an H200 where every library is installed."""
+    inject(monkeypatch)
+    return lambda quick: checks(H200, quick)
+
+
+def names(found: list[Check], group: str) -> set[str]:
+    return {check.name.removeprefix(group + "/") for check in found if check.name.startswith(group + "/")}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_nothing_is_left_out(listed: Any, quick: bool) -> None:
+    found: list[Check] = listed(quick)
+    assert len({check.name for check in found}) == len(found)
+    assert set().union(*(check.cases for check in found)) >= ON_A_GPU
+    for pair in MAIN_PAIRS if quick else PAIRS:
+        assert {f"{pair}/ratio5", f"{pair}/moe"} <= names(found, "bf16")
+        assert pair in names(found, "crowd") and pair in names(found, "memory")
+    assert names(found, "poison") == PAIRS and {f"{pair}/dense" for pair in PAIRS} <= names(found, "bf16")
+    wanted = {"attention:fa/fa3", "attention:flashinfer", "attention:cuda_decode", "attention:torch", "graph:cuda"}
+    wanted |= {"kv:cuda/cpp", "kv:cuda/triton", "moe:fused", "ops:cuda/cpp", "ops:cuda/triton", "ops:flashinfer"}
+    wanted |= {"ops:fused_route", "linear:skinny", "comm:torch_dist"}
+    conformance = names(found, "conformance")
+    assert wanted <= conformance
+    assert not any("fa2" in name or "fa4" in name or "cpu" in name for name in conformance)
+    assert {f"plugins/{p}/tests" for p in ("minisgl_cuda", "minisgl_fa", "minisgl_flashinfer", "minisgl_moe")} <= names(
+        found, "pytest"
+    )
+    assert bool(names(found, "sanitizer")) is not quick
+
+
+def test_quick_fits_its_budget_and_a_part_of_three_its_share(listed: Any) -> None:
+    quick: list[Check] = listed(True)
+    assert sum(check.seconds for check in quick) / JOBS_ON_CUDA < QUICK_BUDGET_S
+    assert max(sum(check.seconds for check in some) for some in sessions_of(quick).values()) < QUICK_BUDGET_S / 2
+    costs = [sum(check.seconds for check in part_of(listed(False), index, 3)) for index in (1, 2, 3)]
+    assert max(costs) - min(costs) < 60
+
+
+def test_checks_of_one_session_share_its_environment(listed: Any) -> None:
+    for some in sessions_of(listed(False)).values():
+        assert all(check.env == some[0].env for check in some)
+
+
+def test_quick_leaves_out_kernels_that_are_compiled_for_minutes() -> None:
+    (spec,) = minisgl_attention_backends()
+    (box,) = prebuilt(spec, may_compile=False).caps
+    assert box.dtypes == ("bfloat16",) and box.features == frozenset()
+    assert prebuilt(spec, may_compile=True) is spec
+
+
+@pytest.mark.parametrize("geometry", machine.GEOMETRIES)
+def test_the_expected_plan_is_what_auto_chooses_on_an_h200(geometry: str, tmp_path: Path) -> None:
+    """Resolved for hardware elsewhere, with the table of expectations for GPUs."""
+    told = machine.minisgl("explain", "--geometry", geometry, "--device", "sm90")
+    chosen = machine.slots(told["plan"])
+    for slot, found in chosen.items():
+        assert found <= machine.GPU_PLAN.get(slot, found), slot
+    assert machine.GPU_PLAN.keys() - chosen.keys() <= {"moe", "ops.route"}
+    assert ("moe" in chosen) == geometry.endswith("a3b")
+
+
+def test_a_plan_that_is_not_expected_is_told(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = machine.minisgl("explain", "--geometry", "qwen3-0.6b", "--device", "cpu")
+    monkeypatch.setattr(machine, "minisgl", lambda *arguments: real)
+    assert machine.plan("qwen3-0.6b", here) == {}
+    for bucket in real["plan"]["buckets"]:
+        if bucket["role"] == "kv":
+            bucket["choice"]["name"] = "torch"
+    with pytest.raises(Failed, match="kv: torch, expected cpu"):
+        machine.plan("qwen3-0.6b", here)
+    real["plan"]["buckets"] = [bucket for bucket in real["plan"]["buckets"] if bucket["role"] != "kv"]
+    with pytest.raises(Failed, match="nothing for kv"):
+        machine.plan("qwen3-0.6b", here)
+    monkeypatch.setattr(machine, "minisgl", lambda *arguments: {"plan": None, "error": "no backend"})
+    with pytest.raises(Failed, match="no plan: no backend"):
+        machine.plan("qwen3-0.6b", here)
+
+
+def test_a_command_that_fails_is_told_with_its_complaint() -> None:
+    with pytest.raises(Failed, match=r"(?s)explain --geometry nothing --json` ended with 2.*qwen3"):
+        machine.minisgl("explain", "--geometry", "nothing")
+
+
+def test_versions_name_what_is_missing(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.check_versions(here)["minisgl-core"]
+    on_gpu = Here(H200, True, here.scratch, here.note)
+    monkeypatch.setattr(machine, "versions", lambda: {"minisgl-core": "1", "minisgl-cuda": "1"})
+    with pytest.raises(Failed, match="not installed: minisgl-fa, minisgl-flashinfer, minisgl-moe"):
+        machine.check_versions(on_gpu)
+
+
+def test_the_tests_that_are_selected_by_name_exist() -> None:
+    marked = "".join(path.read_text() for path in folders.gpu_test_files(ROOT))
+    for name in folders.MADE_ELSEWHERE[1:]:
+        assert f"def {name}(" in marked
+    assert "Suite):" in marked  # whose tests are called test_conforms
+    for file, flag, expression in sanitizer.SELECTIONS.values():
+        words = set(re.findall(r"\w+", expression)) - {"and", "or", "not", "bfloat16", "huge"}
+        text = (ROOT / file).read_text()
+        assert flag == "-k" and words and all(re.search(rf"def test\w*{word}|def {word}", text) for word in words)

@@ -1,0 +1,138 @@
+"""pytest folders and the sanitizer: what their programs say is what the records say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_check import folders, sanitizer
+from gpu_check.checks import Check, Failed, Here, Skipped
+from minisgl_core.registry import DeviceFacts
+
+TESTS = """
+import pytest
+@pytest.mark.gpu
+def test_right(): pass
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 2])
+def test_wrong(n): assert n == 3, "two\\nlines"
+@pytest.mark.gpu
+def test_elsewhere(): pytest.skip("not here")
+@pytest.fixture
+def broken(): raise RuntimeError("no fixture")
+@pytest.mark.gpu
+def test_without_its_fixture(broken): pass
+def test_unmarked(): raise AssertionError("this one is not selected")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one folder of tests and this checkout's strict settings."""
+    root = tmp_path / "project"
+    folder = root / "plugins" / "some" / "tests"
+    folder.mkdir(parents=True)
+    (folder / "test_some.py").write_text(TESTS)
+    (folder / "test_other.py").write_text("def test_nothing(): pass\n")
+    (root / "pyproject.toml").write_text(
+        "[tool.pytest.ini_options]\n"
+        'addopts = ["--import-mode=importlib", "--strict-config", "--strict-markers", "-ra"]\n'
+        'timeout = 600\nmarkers = ["gpu: a", "multi_gpu: b", "slow: c"]\nfilterwarnings = ["error"]\n'
+    )
+    monkeypatch.setattr(folders, "ROOT", root)
+    return root
+
+
+def test_a_folder_is_run_and_counted(project: Path, here: Here, figures: object) -> None:
+    assert [path.name for path in folders.gpu_test_files(project)] == ["test_some.py"]
+    (check,) = folders.checks(DeviceFacts("cpu"), True)
+    assert check.name == "pytest/plugins/some/tests"
+    with pytest.raises(Failed) as failed:
+        check.run(here)
+    lines = str(failed.value).splitlines()
+    assert lines[0] == "3 of 5 tests failed:"
+    assert lines[1].startswith("test_wrong[1]: AssertionError: two")
+    assert any("test_without_its_fixture" in line and "no fixture" in line for line in lines)
+    assert here.note.figures == {"passed": 1, "failed": 3, "skipped": 1}  # type: ignore[attr-defined]
+
+
+def test_without_the_timeout_plugin_its_setting_does_not_matter(
+    project: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "find_spec", lambda name: None)
+    arguments = ["-p", "no:timeout", "-k", "right or elsewhere", "plugins"]
+    assert folders.run_pytest(arguments, here.scratch, "x") == ({"passed": 1, "failed": 0, "skipped": 1}, [])
+
+
+def test_a_folder_where_nothing_can_run_is_skipped(project: Path, here: Here) -> None:
+    (project / "plugins/some/tests/test_some.py").write_text(
+        "import pytest\npytestmark = pytest.mark.gpu\ndef test_elsewhere(): pytest.skip('not here')\n"
+    )
+    with pytest.raises(Skipped, match="no test could be run here, 1 skipped"):
+        folders.run(project / "plugins/some/tests", here)
+
+
+def test_a_run_that_pytest_cannot_do_is_a_failure(project: Path, here: Here) -> None:
+    with pytest.raises(Failed, match="pytest ended with 4"):
+        folders.run_pytest(["nothing_there.py"], here.scratch, "x")
+    (project / "conftest.py").write_text("raise RuntimeError('broken conftest')\n")
+    with pytest.raises(Failed, match="broken conftest"):
+        folders.run_pytest(["plugins"], here.scratch, "y")
+
+
+def _sanitizer(folder: Path, body: str) -> None:
+    folder.mkdir()
+    program = folder / "compute-sanitizer"
+    program.write_text(f"#!{sys.executable}\nimport os, sys\n{body}\n")
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def on_gpu(here: Here) -> Here:
+    return Here(DeviceFacts("cuda", sm=90), False, here.scratch, here.note)
+
+
+CHECK = "sanitizer/memcheck/kv"
+FINDS = """
+log = [a.partition("=")[2] for a in sys.argv if a.startswith("--log-file=")][0]
+open(log, "w").write("========= Invalid __global__ write of size 16 bytes\\n=========     at store_rows+0x90\\n")
+sys.exit(9)
+"""
+PASSES = """
+start = next(i for i, a in enumerate(sys.argv) if a == sys.executable)
+assert sys.argv[1:4:2] == ["--tool=memcheck", sys.argv[3]] and sys.argv[2] == "--error-exitcode=9"
+os.execv(sys.executable, sys.argv[start:])
+"""
+
+
+def _check() -> Check:
+    (check,) = [item for item in sanitizer.checks(DeviceFacts("cuda", sm=90)) if item.name == CHECK]
+    return check
+
+
+def test_without_the_program_it_is_skipped(on_gpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(Skipped, match="neither on PATH nor in CUDA_HOME"):
+        _check().run(on_gpu)
+
+
+def test_what_the_sanitizer_finds_is_told(on_gpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _sanitizer(tmp_path / "bin", FINDS)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(Failed, match=r"(?s)ended with 9.*Invalid __global__ write.*store_rows"):
+        _check().run(on_gpu)
+
+
+def test_a_clean_selection_is_counted(
+    project: Path, on_gpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _sanitizer(tmp_path / "bin", PASSES)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": ("plugins/some/tests/test_some.py", "-k", "right")})
+    assert sanitizer.clean("memcheck", "kv", on_gpu) == {}
+    assert on_gpu.note.figures == {"passed": 1, "failed": 0, "skipped": 0}  # type: ignore[attr-defined]
