@@ -4,6 +4,9 @@
     python benchmarks/gpu_moe.py --out my-tiles        # where the tile table goes; $OUT if set, else the package
     python benchmarks/gpu_moe.py --no-search           # time what is used now
 
+The table and the report are written anew after every number of tokens; those for which no time is left are not in
+them, and the nearest one that is serves in their place.
+
 Every candidate is compiled once by a pool of processes, then timed inside a CUDA graph over several layers' weights, so
 that none of them stays in the L2 cache. Routing is uniform. Bandwidth counts each touched expert's weights once, and
 arithmetic each pair once: padding and reading twice show up as less.
@@ -197,12 +200,14 @@ def compile_all(geometry: Geometry, jobs: list[tuple[Side, Tile]], budget: float
     """Those that can be timed; what is not ready within ``budget`` seconds is left out."""
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        shares = [jobs[i :: workers * 4] for i in range(workers * 4)]
-        running = {pool.submit(compile_batch, geometry, share): share for share in shares if share}
-        done, late = wait(running, timeout=budget)
-        for future in late:
-            future.cancel()
+    pool = ProcessPoolExecutor(workers, mp_context=context)
+    shares = [jobs[i :: workers * 8] for i in range(workers * 8)]
+    running = {pool.submit(compile_batch, geometry, share): share for share in shares if share}
+    done, late = wait(running, timeout=budget)
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=not late, cancel_futures=True)
+    for process in processes if late else ():  # compilers in full swing do not hear that they are too late
+        process.kill()
     failed = [future for future in done if future.exception() is not None]
     refused = [item for future in done if future not in failed for item in future.result()]
     good = {job for future in done if future not in failed for job in running[future]}
@@ -226,7 +231,7 @@ def all_jobs(geometry: Geometry, counts: Iterable[int], hopper: bool) -> list[tu
 
 
 def best_tiling(work: Work, good: set[tuple[Side, Tile]], hopper: bool) -> Tiling:
-    """The fastest pair of tiles of each block height, then the fastest height."""
+    """The fastest pair of tiles of each block height, then the fastest height; the rule's where none was compiled."""
 
     def fastest(side: Side, tiles: list[Tile]) -> tuple[float, Tile] | None:
         ready = [tile for tile in tiles if (side, tile) in good]
@@ -242,7 +247,8 @@ def best_tiling(work: Work, good: set[tuple[Side, Tile]], hopper: bool) -> Tilin
                 rest = seconds(partial(work.run_rest, block_m)) if block_m > 1 else 0.0
                 yield up[0] + down[0] + rest, Tiling(block_m > 1, up[1], down[1])
 
-    return min(totals())[1]
+    found = list(totals())
+    return min(found)[1] if found else default_tiling(work.geometry, work.tokens)
 
 
 def whole(work: Work, tiling: Tiling) -> tuple[float, torch.Tensor]:
@@ -293,7 +299,7 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     names = ("tokens", "kind", "us", "up_us", "down_us", "guess_us", "tb_s", "tflop_s", "limit_share")
     for name in (*names, "up tile", "down tile"):
         table.add_column(name, justify="right")
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["tokens"]):
         shown = [f"{row[name]:.1f}" if name.endswith("us") else f"{row[name]:.3g}" for name in names[2:]]
         table.add_row(str(row["tokens"]), row["kind"], *shown, *(" ".join(map(str, row[s])) for s in ("up", "down")))
     Console(width=170).print(table)
@@ -306,6 +312,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--compile-seconds", type=float, default=90, help="candidates not ready by then are left out")
+    parser.add_argument("--seconds", type=float, default=170, help="no further number of tokens begins after this")
     parser.add_argument("--no-search", action="store_true", help="time the present table or guess, write no table")
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if "OUT" in os.environ else SHIPPED)
     return parser.parse_args()
@@ -326,23 +333,37 @@ def main() -> None:
     hopper = arch >= 90
     table = load_table(geometry, (args.out, SHIPPED)) if args.no_search else None
     jobs = all_jobs(geometry, args.tokens, hopper)
-    good = set() if args.no_search else compile_all(geometry, jobs, args.compile_seconds)
+    good = set() if args.no_search else compile_all(geometry, jobs, min(args.compile_seconds, args.seconds / 2))
     print(f"{time.perf_counter() - start:.0f} s until here", flush=True)
     layers, rows, tilings = random_layers(geometry, LAYERS), [], {}
-    for tokens in args.tokens:
+    facts = {"device": device, "torch": torch.__version__, "triton": triton.__version__}
+    for tokens in [*args.tokens[::2], *args.tokens[1::2]]:  # where time ends early, every other one is there
+        if time.perf_counter() - start > args.seconds:
+            print(f"no time left for {tokens} tokens", flush=True)
+            continue
         work = Work(geometry, tokens, layers)
         tilings[tokens] = tiling_at(geometry, tokens, table) if args.no_search else best_tiling(work, good, hopper)
         rows.append(row_of(work, tilings[tokens], default_tiling(geometry, tokens)))
         print(report(rows[-1]), flush=True)
+        write(args, geometry, tilings, rows, facts)
     print_rows(rows, f"{geometry.file_name.removesuffix('.json')} on {device}, {time.perf_counter() - start:.0f} s")
-    versions = {"device": device, "torch": torch.__version__, "triton": triton.__version__}
-    args.out.mkdir(parents=True, exist_ok=True)
-    if not args.no_search:
-        (args.out / geometry.file_name).write_text(dump_table(tilings, **versions))
-    if args.out != SHIPPED:
-        (args.out / "gpu_moe.json").write_text(json.dumps({**versions, "rows": rows}, indent=1) + "\n")
     if off := [row["tokens"] for row in rows if not row["worst_difference"] < 5e-2]:
         raise SystemExit(f"tilings disagree about the result for {off} tokens")
+
+
+def write(
+    args: argparse.Namespace,
+    geometry: Geometry,
+    tilings: dict[int, Tiling],
+    rows: list[dict[str, Any]],
+    facts: dict[str, str],
+) -> None:
+    """The table that moe:fused reads, and beside it, outside the package, what was measured."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not args.no_search:
+        (args.out / geometry.file_name).write_text(dump_table(tilings, **facts))
+    if args.out != SHIPPED:
+        (args.out / "gpu_moe.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

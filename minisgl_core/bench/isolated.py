@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,15 +37,21 @@ class Lost:
     why: str
 
 
-def supervised(target: Target, job: object, items: Sequence[Any], limit_s: float) -> Iterator[tuple[Any, Any]]:
-    """(item, message) as they come; :class:`Lost` as the last message of an item that died or was silent for
-    ``limit_s`` seconds. The items after it run in another process. ``job`` and items are pickled.
+def supervised(
+    target: Target, job: object, items: Sequence[Any], limit_s: float, deadline: float = math.inf
+) -> Iterator[tuple[Any, Any]]:
+    """(item, message) as they come; :class:`Lost` as the last message of an item that died, or was silent for
+    ``limit_s`` seconds or until ``deadline`` (by ``time.monotonic``). The items after it run in another process.
+    ``job`` and items are pickled.
     """
     pending = list(items)
     while pending:
+        if time.monotonic() >= deadline:
+            yield pending.pop(0), Lost("no time was left")
+            continue
         with _process(target, job, tuple(pending)) as (process, connection):
             while pending:
-                message = _receive(process, connection, limit_s)
+                message = _receive(process, connection, min(limit_s, max(0.0, deadline - time.monotonic())))
                 if not isinstance(message, Finished):
                     yield pending[0], message
                 if isinstance(message, Finished | Lost):
@@ -71,8 +79,8 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
 
 
 def _receive(process: Any, connection: Connection, limit_s: float) -> Any:
-    if not connection.poll(limit_s):
-        return Lost(f"nothing was heard of it for {limit_s:g} s")
+    if not connection.poll(None if math.isinf(limit_s) else limit_s):
+        return Lost(f"nothing was heard of it for {limit_s:.0f} s")
     try:
         return connection.recv()
     except EOFError:

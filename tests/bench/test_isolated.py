@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ def test_each_item_is_heard_of_whatever_the_others_do() -> None:
     fine, spoil, die, last = (message[0] for message in said)
     assert fine == spoil  # a process is shared until something happens to it
     assert len({spoil, die, last}) == 3
+
+
+def test_nothing_begins_after_the_deadline() -> None:
+    heard = list(supervised(act, "job", ["fine", "fine"], limit_s=60.0, deadline=time.monotonic()))
+    assert heard == [("fine", Lost("no time was left"))] * 2
 
 
 @pytest.mark.slow

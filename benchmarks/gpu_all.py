@@ -1,0 +1,152 @@
+"""Every figure of docs/performance.md in one go: latency, prefill and offline of several geometries, random weights.
+
+    python benchmarks/gpu_all.py                                  # three geometries on a GPU, below ten minutes
+    python benchmarks/gpu_all.py --geometries qwen3-0.6b --modes latency
+    python benchmarks/gpu_all.py --split FILE --out benchmarks/results    # one JSON file for each result of FILE
+
+A geometry's engine starts once for all modes, in a process that may break without harm to the others. Each result is
+in the file as soon as it is there. Medians of three runs where the time allows, of at least one in any case: ``runs``
+in the JSON holds each of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from minisgl_core.bench import make_workload
+from minisgl_core.bench.isolated import Finished, Lost, supervised
+from minisgl_core.bench.report import as_json
+from minisgl_core.bench.session import model_folder, open_session
+from minisgl_core.engine import EngineConfig
+from minisgl_core.env import ENV
+from minisgl_core.modelconfig.geometries import geometry
+from minisgl_core.registry import detect_device
+
+GEOMETRIES = ("qwen3-0.6b", "qwen3-14b", "qwen3-30b-a3b")
+MODES = ("latency", "prefill", "offline")
+RESULTS = Path(__file__).parent / "results"
+CONTEXT = 4096
+WARM_UP = 8
+"""The warm-up is this much shorter than the work."""
+GRACE_S = 40.0
+"""For a run that has begun; whatever is not through by then is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    modes: tuple[str, ...]
+    runs: int
+    requests: int | None
+    deadline: float
+    """By ``time.monotonic``, which all processes of a machine share"""
+
+
+def share(deadline: float, parts: int) -> float:
+    """When the first of ``parts`` that share the time until ``deadline`` should be through."""
+    now = time.monotonic()
+    return now + max(0.0, deadline - now) / parts
+
+
+def measure_geometries(connection: Connection, job: Job, names: tuple[str, ...], switches: Mapping[str, Any]) -> None:
+    """In a process of its own: send the result of every mode of every geometry."""
+    for switch in ENV.all():
+        switch.value = switches[switch.name]
+    for at, name in enumerate(names):
+        until = share(job.deadline, len(names) - at)
+        try:
+            with model_folder(geometry(name)) as folder:
+                measure_one(connection, job, name, folder, until)
+            connection.send(Finished())
+        except Exception as error:  # the other geometries count all the same
+            connection.send({"error": f"{type(error).__name__}: {error}"})
+            connection.send(Finished(suspect=True))
+
+
+def measure_one(connection: Connection, job: Job, name: str, folder: str, until: float) -> None:
+    config = EngineConfig(folder, max_seq_len_override=CONTEXT, dummy_weights=True, progress=False)
+    with open_session(config) as session:
+        connection.send({"start_s": session.start_s})
+        for at, mode in enumerate(job.modes):
+            workload = make_workload(mode, requests=job.requests)
+            result = session.measure(
+                workload, job.runs, warm_up=workload.shortened(WARM_UP), until=share(until, len(job.modes) - at)
+            )
+            connection.send(as_json(workload, name, result, session.plan, session.memory))
+
+
+def device_name() -> str:
+    """Such as ``h200``."""
+    return (detect_device().name or "cpu").lower().removeprefix("nvidia ").replace(" ", "-")
+
+
+def keep(content: Mapping[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(content, indent=1) + "\n")
+    fresh.replace(path)
+
+
+def run(args: argparse.Namespace) -> int:
+    begin, device = time.monotonic(), device_name()
+    target = args.out / f"{device}_all.json"
+    job = Job(tuple(args.modes), args.runs, args.requests, begin + args.seconds)
+    content: dict[str, Any] = {"device": device, "starts_s": {}, "errors": {}, "results": {}}
+    deadline = job.deadline + GRACE_S
+    for name, message in supervised(measure_geometries, job, args.geometries, args.seconds, deadline):
+        took = f"{time.monotonic() - begin:4.0f} s"
+        if isinstance(message, Lost) or "error" in message:
+            content["errors"][name] = message.why if isinstance(message, Lost) else message["error"]
+            print(f"{took}  {name}: {content['errors'][name]}", flush=True)
+        elif "start_s" in message:
+            content["starts_s"][name] = message["start_s"]
+            print(f"{took}  {name}: stands after {message['start_s']:.1f} s", flush=True)
+        else:
+            content["results"][f"{device}_{name}-{message['mode']}.json"] = message
+            print(f"{took}  {name}: {line(message)}", flush=True)
+        content["seconds"] = time.monotonic() - begin
+        keep(content, target)
+    print(target)
+    return 1 if content["errors"] else 0
+
+
+def line(result: Mapping[str, Any]) -> str:
+    figures = (
+        f"{result['tok_s']:,.0f} tok/s out, {result['in_tok_s']:,.0f} in, {result['tpot_ms']:.3f} ms per token, "
+        f"first after {result['ttft_ms']:.1f} ms, host {result['host_us_per_step']:.0f} us per step"
+    )
+    return f"{result['mode']}: {figures}, {result['limit_share']:.0%} of the limit, {len(result['runs'])} runs"
+
+
+def split(source: Path, folder: Path) -> int:
+    """One file for each result, as benchmarks/results holds them."""
+    for name, result in json.loads(source.read_text())["results"].items():
+        keep(result, folder / name)
+        print(folder / name)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--geometries", nargs="+", default=list(GEOMETRIES))
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=(*MODES, "shared-prefix"))
+    parser.add_argument("--runs", type=int, default=3, help="where the time allows")
+    parser.add_argument("--requests", type=int, help="instead of each mode's own number")
+    parser.add_argument("--seconds", type=float, default=520.0, help="time to divide among the geometries")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)), help="$OUT, or results/")
+    parser.add_argument("--split", type=Path, metavar="FILE", help="measure nothing, divide what was measured before")
+    args = parser.parse_args()
+    for name in args.geometries:
+        geometry(name)  # a wrong name must not cost a measurement
+    return split(args.split, args.out) if args.split else run(args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
