@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,12 @@ def ints(*values: int) -> torch.Tensor:
 def test_functions_are_called_once_and_only_when_asked() -> None:
     calls: list[str] = []
 
-    def derive(name: str, value: torch.Tensor) -> Any:
-        return lambda: (calls.append(name), value)[1]
+    def derive(name: str, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        def noted() -> torch.Tensor:
+            calls.append(name)
+            return value
+
+        return noted
 
     lens, ids = ints(3, 1), ints(5, 6, 7, 8).view(2, 2)
     view = DerivedView((1, 1), (3, 1), 1, 3, ints(0, 1, 2), derive("lens", lens), derive("ids", ids), 2)
