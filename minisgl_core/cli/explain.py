@@ -101,6 +101,8 @@ def _print(answer: Explanation, subject: str) -> None:
         click.echo(f"{subject}: no plan. {answer.error}")
     else:
         _print_plan(answer.plan, subject)
+    for line in answer.remarks:
+        click.echo(f"note: {line}")
     click.echo(f"\nCandidates, judged at page_size={answer.page_size}")
     for slot in answer.slots:
         click.echo(f"\n{slot.slot.label}")

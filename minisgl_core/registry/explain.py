@@ -11,6 +11,7 @@ from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import BackendSpec, MultipleOf, OneOf, Reason
 
 from .matching import match
+from .named import remarks
 from .plan import Plan
 from .query import Joint, PlanQuery, Slot, need_of
 from .records import Note, PluginRecord, Registry
@@ -87,6 +88,8 @@ class Explanation:
     slots: tuple[SlotReport, ...]
     failures: tuple[PluginRecord, ...]
     notes: tuple[Note, ...]
+    remarks: tuple[str, ...]
+    """What is to be told beside the plan; :func:`~minisgl_core.registry.resolve_plan` warns of it."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -97,6 +100,7 @@ class Explanation:
             "slots": [item.to_json() for item in self.slots],
             "failed_plugins": {item.distribution: item.failure for item in self.failures},
             "notes": {item.distribution: item.text for item in self.notes},
+            "remarks": list(self.remarks),
         }
 
 
@@ -107,7 +111,8 @@ def explain(
 
     ``elsewhere``: the device is not this machine's, so what is not installed here does not count against a backend.
     A query without a solution is an answer, not an error. Raises :class:`~minisgl_core.errors.ConfigError` for a config
-    that makes no sense and :class:`~minisgl_core.errors.BackendError` for an unknown name.
+    that makes no sense, or that names what this model has no use for, and :class:`~minisgl_core.errors.BackendError`
+    for an unknown name.
     """
     registry = registry.restricted(query.allow, query.deny)
     check_query(query, registry)
@@ -122,6 +127,7 @@ def explain(
         slots=tuple(reporter.slots()),
         failures=registry.failures(),
         notes=registry.notes,
+        remarks=remarks(query, solution),
     )
 
 

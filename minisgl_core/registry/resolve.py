@@ -14,6 +14,7 @@ from minisgl_core.plugin_api import ROLES, Reason, Role
 
 from .loader import discover
 from .matching import kernel_page_size
+from .named import check_used, named_by, remarks
 from .plan import Bucket, Choice, Plan
 from .probe import ProbeRequest, run_probes
 from .query import Joint, PlanQuery, Slot, rank_heads
@@ -49,14 +50,15 @@ def resolve_plan(
     check_query(query, registry)
     for plugin in registry.failures():
         logger.warning("plugin %s is not used: %s", plugin.distribution, plugin.failure)
-    plan = _solve_and_probe(query, registry, environment or Installed(), prober or run_probes)
-    for line in plan.fallbacks:
+    solution = _solve_and_probe(query, registry, environment or Installed(), prober or run_probes)
+    plan = plan_of(query, solution)
+    for line in (*plan.fallbacks, *remarks(query, solution)):
         logger.warning("%s", line)
     registry.announce(plan.to_json())
     return plan
 
 
-def _solve_and_probe(query: PlanQuery, registry: Registry, environment: Environment, prober: Prober) -> Plan:
+def _solve_and_probe(query: PlanQuery, registry: Registry, environment: Environment, prober: Prober) -> Solution:
     struck: dict[str, Reason] = {}
     passed: set[str] = set()
     while True:
@@ -70,7 +72,7 @@ def _solve_and_probe(query: PlanQuery, registry: Registry, environment: Environm
         passed.update(request.key for request in requests)
         struck.update(refused)
         if not refused:
-            return plan_of(query, solution)
+            return solution
 
 
 def _probe_requests(query: PlanQuery, solution: Solution) -> list[ProbeRequest]:
@@ -167,7 +169,9 @@ def _fallbacks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
 
 
 def check_query(query: PlanQuery, registry: Registry) -> None:
-    """Refuse what no solve could make sense of: unknown names, options of nobody, heads that cannot be cut."""
+    """Refuse what no solve could make sense of: names that are unknown or that this model has no use for, options of
+    nobody, heads that cannot be cut.
+    """
     if query.page_size != "auto" and query.page_size < 1:
         raise ConfigError(
             f"page_size {query.page_size} is not positive",
@@ -181,19 +185,13 @@ def check_query(query: PlanQuery, registry: Registry) -> None:
     for plugin in registry.failures():
         if canonicalize_name(plugin.distribution) in allowed:
             raise _asked_for(plugin, "plugins.allow")
-    for role in ROLES:
-        for name in _named(query, role):
-            _check_name(role, name, query, registry)
+    for named in named_by(query):
+        for name in named.names:
+            if name != AUTO:
+                _check_name(named.role, name, query, registry)
+    check_used(query, registry)
     for key, options in query.options.items():
         _check_options(key, options, registry)
-
-
-def _named(query: PlanQuery, role: Role) -> list[str]:
-    """Every name that the config gives for a role."""
-    value = query.backends.get(role, AUTO)
-    values = list(value.values()) if isinstance(value, Mapping) else [value]
-    names = [name for item in values for name in ([item] if isinstance(item, str) else item)]
-    return [name for name in dict.fromkeys(names) if name != AUTO]
 
 
 def _check_name(role: Role, text: str, query: PlanQuery, registry: Registry) -> None:

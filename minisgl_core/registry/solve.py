@@ -136,7 +136,7 @@ def fields_of(
 
 
 def _field(slot: Slot, candidates: Sequence[Candidate], facts: _Standing) -> Field:
-    selection = _narrow(slot, selection_of(slot, facts.query), candidates)
+    selection = _narrow(slot, facts.query, candidates)
     admitted = [item for item in candidates if selection.place(item) is not None]
     admitted.sort(key=lambda item: rank_key(slot, item, selection, facts.query))
     outside = [item for item in candidates if selection.place(item) is None]
@@ -150,9 +150,10 @@ def _field(slot: Slot, candidates: Sequence[Candidate], facts: _Standing) -> Fie
     return Field(slot, selection, judged(admitted, selection), judged(outside, Selection()))
 
 
-def _narrow(slot: Slot, selection: Selection, candidates: Sequence[Candidate]) -> Selection:
+def _narrow(slot: Slot, query: PlanQuery, candidates: Sequence[Candidate]) -> Selection:
     """A backend named for all operations serves those that it offers; the others stay ``auto``."""
-    if slot.op is None or selection.auto:
+    selection, value = selection_of(slot, query), query.backends.get("ops")
+    if slot.op is None or selection.auto or (isinstance(value, Mapping) and slot.op in value):
         return selection
     offers = any(selection.names_it(item) and any(slot.op in box.ops for box in item.spec.caps) for item in candidates)
     return selection if offers else Selection()
