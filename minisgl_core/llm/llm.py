@@ -106,8 +106,7 @@ class LLM:
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that no running request uses, on all ranks."""
-        if not self._close.alive:
-            raise UsageError("this LLM has been shut down", remedy="make a new one")
+        self._refuse_after_shutdown()
         self._runner.post(ClearCache())
         self._step()
 
@@ -146,7 +145,8 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Answer one prompt piece by piece; closing the iterator aborts the request.
 
-        Several streams may be read in turns: each step serves them all. Raises like :meth:`generate`, at once.
+        Several streams may be read in turns: each step serves them all. Raises like :meth:`generate`, at once; and
+        :class:`UsageError` from the iterator if the LLM was shut down meanwhile.
         """
         (output,) = self._submit(self._prepare([prompt], params))
         return self._stream(output)
@@ -154,6 +154,7 @@ class LLM:
     def _stream(self, output: Output) -> Iterator[Chunk]:
         try:
             while True:
+                self._refuse_after_shutdown()
                 chunk = output.take()
                 if chunk is None:
                     with deferred_interrupts():
@@ -173,8 +174,7 @@ class LLM:
         return prepare_prompts(prompts, params, self.tokenizer, self.scheduler.limits)
 
     def _submit(self, prepared: Iterable[PreparedPrompt]) -> list[Output]:
-        if not self._close.alive:
-            raise UsageError("this LLM has been shut down", remedy="make a new one")
+        self._refuse_after_shutdown()
         outputs = []
         for input_ids, params in prepared:
             output = Output(next(self._uids), len(input_ids), params, self.tokenizer)
@@ -209,7 +209,7 @@ class LLM:
 
     def _abandon(self, outputs: Iterable[Output]) -> None:
         """Nobody reads ``outputs`` any more: abort those that still run; an engine with no other work comes to rest."""
-        if not self._runner.usable:
+        if not (self._runner.usable and self._close.alive):
             return
         for output in outputs:
             if self._live.pop(output.uid, None) is not None:
@@ -219,6 +219,10 @@ class LLM:
                 self._runner.step()
 
     # ---- the end -------------------------------------------------------------------------------------------------
+
+    def _refuse_after_shutdown(self) -> None:
+        if not self._close.alive:
+            raise UsageError("this LLM has been shut down", remedy="make a new one")
 
     def shutdown(self) -> None:
         """End all ranks and give all memory back. Calling it twice is harmless."""

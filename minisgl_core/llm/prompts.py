@@ -36,6 +36,7 @@ def prepare_prompts(
         try:
             input_ids = _token_ids(prompt, tokenizer)
             limits.check_prompt(input_ids)
+            limits.check_params(own)
             _check_stop(own, tokenizer)
         except AdmissionError as error:
             raise AdmissionError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from minisgl_core.errors import AdmissionError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from minisgl_core.core import SamplingParams
@@ -49,6 +51,26 @@ class Limits(NamedTuple):
                 field="prompt",
                 value=low if low < 0 else high,
                 remedy=f"this model's ids go from 0 to {self.vocab_size - 1}",
+            )
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise :class:`AdmissionError` for parameters that this model's vocabulary cannot meet."""
+        biased = (token for token, _ in cast("Sequence[tuple[int, float]]", params.logit_bias))
+        for name, tokens in (("logit_bias", biased), ("stop_token_ids", params.stop_token_ids)):
+            for token in tokens:
+                if token >= self.vocab_size:
+                    raise AdmissionError(
+                        f"sampling parameter `{name}` names token id {token}",
+                        field=name,
+                        value=token,
+                        remedy=f"this model's ids go from 0 to {self.vocab_size - 1}",
+                    )
+        if params.logprobs is not None and params.logprobs > self.vocab_size:
+            raise AdmissionError(
+                f"sampling parameter `logprobs` is {params.logprobs}",
+                field="logprobs",
+                value=params.logprobs,
+                remedy=f"this model has only {self.vocab_size} tokens",
             )
 
     def output_len(self, prompt_len: int, params: SamplingParams) -> int:

@@ -139,6 +139,7 @@ class Scheduler:
             raise EngineError(f"request uid {new.uid} is in use", field="uid", value=new.uid)
         try:
             self.limits.check_prompt(new.input_ids)
+            self.limits.check_params(new.params)
         except AdmissionError as error:
             self._outs.append(TokenOut(new.uid, None, "error", str(error)))
             return
@@ -151,7 +152,7 @@ class Scheduler:
 
     def _expect_stop_ids(self, stop_ids: Iterable[int]) -> None:
         for token in stop_ids:
-            if token < self.limits.vocab_size:
+            if token < self.limits.vocab_size:  # a tokenizer may have more ids than the model
                 self._maybe_stop[token] = True
 
     def _cancel(self, uid: int, reason: FinishReason) -> None:

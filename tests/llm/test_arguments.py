@@ -76,9 +76,41 @@ def test_sampling_parameters_of_the_wrong_kind(given: dict[str, Any]) -> None:
         SamplingParams(**given)
 
 
+@pytest.mark.parametrize("bias", [5, "text", [1, 2], [(1,)], {1: None}, {1: "x"}, {"1": 1.0}, {-1: 1.0}, [([], 1.0)]])
+def test_biases_of_the_wrong_kind(bias: Any) -> None:
+    with pytest.raises(AdmissionError, match=r"sampling parameter `logit_bias` (is|holds) ") as caught:
+        SamplingParams(logit_bias=bias)
+    assert caught.value.remedy
+
+
+def test_biases_as_pairs_or_by_id() -> None:
+    pairs = ((1, 2.0), (3, -4.0))
+    assert SamplingParams(logit_bias={1: 2, 3: -4}).logit_bias == pairs
+    assert SamplingParams(logit_bias=[[1, 2], (3, -4.0)]).logit_bias == pairs  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("given", [{"logit_bias": {600: 1.0}}, {"stop_token_ids": [512]}])
+def test_token_ids_beyond_the_vocabulary(llm: LLM, given: dict[str, Any]) -> None:
+    with pytest.raises(AdmissionError, match=f"prompt 1: .*`{next(iter(given))}` names .* ids go from 0 to 511"):
+        llm.generate([[1], [1]], [SamplingParams(), SamplingParams(**given)], progress=False)
+    known = SamplingParams(max_tokens=1, logit_bias={511: 1e5}, stop_token_ids=[510])
+    assert llm.generate([[1]], known, progress=False)[0]["token_ids"] == [511]
+
+
 def test_nothing_works_after_shutdown(folder: Path) -> None:
     made = LLM(folder, dummy_weights=True, num_page_override=64, max_seq_len_override=64, progress=False)
+    streams = [made.stream([1, 2], SamplingParams(max_tokens=8)) for _ in range(3)]
+    assert next(streams[0]).token_ids
     made.shutdown()
-    for call in (made.clear_cache, lambda: made.generate([[1]], progress=False)):
-        with pytest.raises(UsageError, match="shut down"):
+    for call in (
+        made.clear_cache,
+        lambda: made.generate([[1]], progress=False),
+        lambda: made.stream([1]),
+        lambda: next(streams[0]),  # begun
+        lambda: next(streams[1]),  # not yet begun
+    ):
+        with pytest.raises(UsageError, match="this LLM has been shut down; make a new one"):
             call()
+    for stream in streams:
+        stream.close()  # type: ignore[attr-defined]
+    made.shutdown()

@@ -170,6 +170,18 @@ def test_a_refusal_comes_with_the_very_next_step() -> None:
     assert not scheduler.has_work
 
 
+@pytest.mark.parametrize("given", [{"stop_token_ids": [3, VOCAB]}, {"logit_bias": {VOCAB: 1.0}}])
+def test_token_ids_that_the_model_does_not_have_are_refused(given: dict[str, Any]) -> None:
+    engine, scheduler = make()
+    answers = serve(scheduler, [new(0, prompt_of(4), max_tokens=3), new(1, prompt_of(4), **given)])
+    assert (answers[0].tokens, answers[1].tokens) == (expected_tokens(prompt_of(4), 3, VOCAB), [])
+    assert answers[1].finish_reason == "error"
+    assert f"`{next(iter(given))}` names token id {VOCAB}; this model's ids go from 0 to {VOCAB - 1}" in (
+        answers[1].error or ""
+    )
+    assert_idle(scheduler, engine)
+
+
 def test_case_33_max_tokens_is_capped_at_what_is_left(overlap: bool) -> None:
     _, scheduler = make(max_seq_len=128, num_pages=200)
     answer = serve(scheduler, [new(0, prompt_of(100), max_tokens=200)])[0]
@@ -225,14 +237,14 @@ def test_case_37_eos_first(overlap: bool, chunk: int) -> None:
 def test_stop_ids_of_model_and_user(overlap: bool) -> None:
     prompt = next([1, 2, n] for n in range(VOCAB) if len(set(expected_tokens([1, 2, n], 12, VOCAB))) == 12)
     free = expected_tokens(prompt, 12, VOCAB)
-    _, scheduler = make(eos_token_ids=frozenset([free[5], free[8]]))
+    _, scheduler = make(eos_token_ids=frozenset([free[5], free[8], 10**6]))  # a tokenizer may have more ids
     answers = serve(
         scheduler,
         [
             new(0, prompt, max_tokens=12),
             new(1, prompt, max_tokens=12, ignore_eos=True),
             new(2, prompt, max_tokens=12, ignore_eos=True, stop_token_ids=[free[8]]),
-            new(3, prompt, max_tokens=12, stop_token_ids=[free[2], 10**6]),
+            new(3, prompt, max_tokens=12, stop_token_ids=[free[2]]),
             new(4, prompt, max_tokens=6),
         ],
     )
