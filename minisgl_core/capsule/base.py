@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 
 from minisgl_core.plugin_api import Phase, Role
+from minisgl_core.testing.rig import dtype_named
 
 from .difference import Difference, Place, row_of, worst
 from .file import write_file
@@ -91,20 +92,25 @@ class Capsule(ABC):
         """The conformance kit's for this role, for results of this dtype."""
 
     @classmethod
-    def scale(cls, want: torch.Tensor) -> float:
-        """What errors are relative to, beside the value itself."""
-        del want
+    def usual_size(cls, result: torch.Tensor, dtype: torch.dtype) -> float | torch.Tensor:
+        """What errors of a result of this dtype (told by itself, or in float64) are relative to, beside the value."""
+        del result, dtype
         return 1.0
 
-    @classmethod
-    def compare(cls, got: torch.Tensor, want: torch.Tensor) -> Difference:
-        """The worst element of two results, as the conformance kit of the role measures it."""
-        return worst(got, want, cls.scale(want))
+    def scale(self, place: int, want: torch.Tensor) -> float | torch.Tensor:
+        """The same for a layer, by place, of which ``want`` is the reference's result."""
+        del place
+        return self.usual_size(want, dtype_named(self.geometry.dtype))
+
+    def before_cuts(self: C) -> C:
+        """The same, with all in it that says how results are judged and that cutting parts off must not change."""
+        return self
 
     def errors(self, place: int, results: Sequence[torch.Tensor]) -> tuple[float, ...]:
         """Worst error of each host tensor (T, ...) as a result of one layer, against the float64 reference."""
         want = self.expected(place)
-        return tuple(self.compare(result[: len(want)], want).error for result in results)
+        scale = self.scale(place, want)
+        return tuple(worst(result[: len(want)], want, scale).error for result in results)
 
     def row_of(self, token: int) -> tuple[int, int]:
         """(row, place among its new tokens) of a token of the step"""

@@ -38,8 +38,11 @@ class Place(NamedTuple):
         return f"row {self.row}, new token {self.token}, {self.part}"
 
 
-def worst(got: torch.Tensor, want: torch.Tensor, scale: float = 1.0) -> Difference:
-    """Compare two tensors of one shape, not empty. NaN where ``want`` has one too is no error."""
+def worst(got: torch.Tensor, want: torch.Tensor, scale: float | torch.Tensor = 1.0) -> Difference:
+    """Compare two tensors of one shape, not empty; ``scale`` may differ by token.
+
+    NaN where ``want`` has one too is no error.
+    """
     wide, right = got.to(torch.float64), want.to(torch.float64)
     error = (wide - right).abs() / (scale + right.abs())
     error = torch.where(wide == right, 0.0, error)  # inf - inf

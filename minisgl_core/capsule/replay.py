@@ -21,6 +21,7 @@ from minisgl_core.testing.rig import dtype_named
 from minisgl_core.testing.timing import Timer, median_seconds
 
 from .base import Capsule
+from .difference import worst
 from .format import load_capsule
 from .roles import ROLES
 from .run import Run
@@ -33,7 +34,9 @@ __all__ = ["LayerResult", "ReplayReport", "check_capsule", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """Worst errors of one layer, ``|got - want| / (scale + |want|)``, the scale as in the role's conformance suite."""
+    """Worst errors of one layer, ``|got - want| / (scale + |want|)``: attention's scale is 1, that of experts the size of
+    the token's result.
+    """
 
     layer: int
     error: float
@@ -173,14 +176,14 @@ def _judged(capsule: Capsule, subject: Subject, rig: Rig, run: Run) -> ReplayRep
 
 def _compare(capsule: Capsule, place: int, out: torch.Tensor) -> LayerResult:
     layer, want = capsule.layers[place], capsule.expected(place)
-    real = len(want)
-    recorded, found = layer.out[:real], capsule.compare(out[:real], want)
+    real, scale = len(want), capsule.scale(place, want)
+    recorded, found = layer.out[:real], worst(out[:real], want, scale)
     lost = bool(recorded.isnan().all())
     return LayerResult(
         layer.layer_id,
         found.error,
-        math.inf if lost else capsule.compare(out[:real], recorded).error,
-        math.inf if lost else capsule.compare(recorded, want).error,
+        math.inf if lost else worst(out[:real], recorded, scale).error,
+        math.inf if lost else worst(recorded, want, scale).error,
         f"{capsule.locate(place, found)}: expected {found.want:.6g}, got {found.got:.6g}",
     )
 

@@ -17,6 +17,8 @@ import torch
 from minisgl_core.errors import MinisglError
 from minisgl_core.plugin_api import Phase
 
+from .difference import worst
+
 if TYPE_CHECKING:
     from .base import Capsule
     from .record import CapsuleMaker
@@ -47,7 +49,7 @@ class Divergence:
     experts: tuple[int, ...]
     """That the token was sent to, in the model's numbering; role moe's"""
     error: float
-    """``|candidate - serving| / (scale + |serving|)``, the scale as in the role's suite; infinity for a NaN"""
+    """``|candidate - serving| / (scale + |serving|)``, the scale as in a replay; infinity for a NaN"""
     tolerance: float
     candidate_error: float
     """Worst error of this layer against the float64 reference"""
@@ -192,7 +194,8 @@ class Shadow:
 
     def _judge(self, step: WatchedStep, call: LayerCall, out: torch.Tensor, got: torch.Tensor) -> None:
         real = call.real_tokens
-        found, allowed = self._kind.compare(got[:real], out[:real]), self._kind.tolerance(out.dtype)
+        allowed = self._kind.tolerance(out.dtype)
+        found = worst(got[:real], out[:real], self._kind.usual_size(out[:real], out.dtype))
         self._layers += 1
         if found.error <= allowed:
             self._worst = max(self._worst, found.error)

@@ -26,6 +26,7 @@ def shrink(capsule: C, subject: Subject, rig: Rig, tried: Callable[[Capsule, boo
 
     ``tried`` hears of every attempt and whether it still failed. Raises :class:`UsageError` if this one does not fail.
     """
+    capsule = capsule.before_cuts()
     kind = _kind(replay(capsule, subject, rig, repeats=0))
     if kind is None:
         raise UsageError(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .rig import Rig
     from .subject import Subject
 
-__all__ = ["TOLERANCE", "MoECase", "moe_cases", "usual_size"]
+__all__ = ["TOLERANCE", "MoECase", "moe_cases"]
 
 TOLERANCE: Final = {"float32": 1e-4, "float16": 6e-3, "bfloat16": 4e-2}
 """Of a value's usual size: the activation and each expert's result are rounded, and the results may cancel."""
@@ -105,12 +105,8 @@ class _Experts(Trial):
         want = experts(x, ids, inputs["topk_weights"], *self._truth[self.LAYER])
         idle = (ids == -1).all(-1)
         expect(not out[idle].any(), "a row without experts is not zero")
-        return close(out, want, "the experts' sum", scale=usual_size(want), tolerance=TOLERANCE[self._c.dtype])
-
-
-def usual_size(want: torch.Tensor) -> float:
-    """What errors of a result (T, N) are relative to, beside the value itself: its root mean square, at least 0.2."""
-    return max(0.2, float(want.to(torch.float64).square().mean().sqrt()))
+        size = max(0.2, float(want.square().mean().sqrt()))
+        return close(out, want, "the experts' sum", scale=size, tolerance=TOLERANCE[self._c.dtype])
 
 
 def moe_cases(subject: Subject, rig: Rig, quick: bool) -> list[MoECase]:

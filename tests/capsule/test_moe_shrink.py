@@ -137,6 +137,19 @@ def test_widths_that_a_kernel_cannot_have_are_not_tried_in_its_place(
     assert (small.geometry.hidden_size, small.geometry.intermediate_size) == (4, 1)
 
 
+def test_what_is_small_because_parts_are_missing_is_judged_like_the_whole(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: Rig
+) -> None:
+    """Else what rounding costs the whole would look wrong in a part, and be taken for the failure."""
+    capsule: MoECapsule = make_moe_capsule(top_k=3).before_cuts()
+    sizes = capsule.layers[1].size
+    assert torch.allclose(sizes, capsule.expected(1).square().mean(1).sqrt().float())
+    part = with_hidden(with_tokens(with_choices(capsule, [1]), [0, 2, 5]), 1)
+    assert torch.equal(part.layers[1].size, sizes[[0, 2, 5]])
+    assert torch.all(part.scale(1, part.expected(1) * 0)[:, 0] == sizes[[0, 2, 5]])
+    assert torch.equal(capsule.before_cuts().layers[1].size, sizes), "and it stays what it is"
+
+
 def test_padding_stays_if_the_failure_needs_it(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
     def wrong_beside_padding(out: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
         out[0] += 1.0 if len(x) > 2 else 0.0

@@ -8,14 +8,15 @@ fewer tokens than the step: what comes after the last layer's attention needs bu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import torch
 
 from minisgl_core.plugin_api import Role
 from minisgl_core.testing import reference
-from minisgl_core.testing.moe import TOLERANCE, usual_size
+from minisgl_core.testing.moe import TOLERANCE
+from minisgl_core.testing.rig import dtype_named
 
 from ..base import Capsule, Geometry, RecordedLayer
 from ..difference import Difference, Place
@@ -54,12 +55,14 @@ class MoELayer(RecordedLayer):
     """(T, k) int32, in the layer's own numbering; -1 = padding"""
     topk_weights: torch.Tensor
     """(T, k) float32"""
+    size: torch.Tensor
+    """(T,) float32: each token's results are judged as if they were of this size, at least; 0 in what was recorded"""
     w13: torch.Tensor
     """(U, 2I, N), gate rows first, as they were before the backend prepared them"""
     w2: torch.Tensor
     """(U, N, I)"""
 
-    TENSORS: ClassVar = ("tokens", "x", "topk_ids", "topk_weights", "out", "w13", "w2")
+    TENSORS: ClassVar = ("tokens", "x", "topk_ids", "topk_weights", "size", "out", "w13", "w2")
 
     def told(self) -> dict[str, Any]:
         return {"layer_id": self.layer_id, "experts": self.experts}
@@ -112,5 +115,21 @@ class MoECapsule(Capsule):
         return TOLERANCE[str(dtype).removeprefix("torch.")]
 
     @classmethod
-    def scale(cls, want: torch.Tensor) -> float:
-        return usual_size(want)
+    def usual_size(cls, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """(T, 1) the root mean square of each token's result: the suite's data has one size, a model's tokens differ."""
+        finite = result.to(torch.float64).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return finite.square().mean(-1, keepdim=True).sqrt().clamp(min=torch.finfo(dtype).tiny)
+
+    def scale(self, place: int, want: torch.Tensor) -> torch.Tensor:
+        size = self.usual_size(want, dtype_named(self.geometry.dtype))
+        return torch.maximum(size, self.layers[place].size[: len(want), None].to(torch.float64))
+
+    def before_cuts(self) -> MoECapsule:
+        """Parts of a sum may be far larger than what is left of it: sizes stay those of the whole."""
+        layers = []
+        for place, layer in enumerate(self.layers):
+            want = self.expected(place)
+            size = layer.size.clone()
+            size[: len(want)] = self.scale(place, want).flatten()
+            layers.append(replace(layer, size=size))
+        return replace(self, layers=tuple(layers))

@@ -109,6 +109,7 @@ def _take_tokens(layer: MoELayer, kept: torch.Tensor) -> MoELayer:
         out=layer.out[here],
         topk_ids=layer.topk_ids[here],
         topk_weights=layer.topk_weights[here],
+        size=layer.size[here],
     )
 
 

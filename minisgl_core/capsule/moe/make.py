@@ -36,7 +36,7 @@ class MoEMaker:
         """As if all tokens went to the same experts, and the last layer had one of each row."""
         g, layers = self._geometry, self._num_layers
         tokens = (layers - 1) * sum(step.q_lens) + len(step.q_lens)
-        rows = tokens * (2 * g.hidden_size * self._itemsize + 8 * g.top_k + 4)
+        rows = tokens * (2 * g.hidden_size * self._itemsize + 8 * g.top_k + 8)
         return rows + layers * 3 * g.top_k * g.intermediate_size * g.hidden_size * self._itemsize
 
     def layer(self, call: MoECall, out: torch.Tensor | None) -> MoELayer:
@@ -50,7 +50,7 @@ class MoEMaker:
         numbers = torch.full((count + 1,), -1, dtype=torch.int32)
         numbers[used] = torch.arange(len(used), dtype=torch.int32)
         w13, w2 = (tensor[used] for tensor in call.weights)
-        experts, inputs = tuple(used.tolist()), (tokens.to(torch.int32), x, numbers[ids], weights)
+        experts, inputs = tuple(used.tolist()), (tokens.to(torch.int32), x, numbers[ids], weights, torch.zeros(len(x)))
         return MoELayer(call.layer_id, result, experts, *inputs, w13, w2)
 
     def capsule(self, step: WatchedStep, layers: Sequence[MoELayer], origin: Mapping[str, Any]) -> MoECapsule:
