@@ -115,10 +115,13 @@ class _Bench:
         """One per mode: the default on all modes of this process, the others on their own."""
         job = self._job
         modes = self._modes if variant == DEFAULT else [job.mode_of(variant)]
+        if variant.needs_experts and self._model.moe is None:
+            yield {"mode": modes[0], "note": "the model has no experts"}
+            return
         config = variant.applied_to(job.config)
         plan = make_plan(config, self._model)
-        if variant != DEFAULT and (note := self._sameness(variant, config, plan)):
-            yield {"mode": modes[0], "note": note}
+        if variant != DEFAULT and self._is_default(variant, config, plan):
+            yield {"mode": modes[0], "note": "the default is the same"}
             return
         ENV.DISABLE_OVERLAP_SCHEDULING.value = not (self._overlap and variant.overlap)
         workloads = [job.workloads[mode] for mode in modes]
@@ -130,18 +133,14 @@ class _Bench:
                 served = {"plan": plan.summary()} if variant == DEFAULT else {"changed": self._changed(plan)}
                 yield {"mode": workload.mode, **_figures(workload, result, session), **served}
 
-    def _sameness(self, variant: Variant, config: EngineConfig, plan: Plan) -> str | None:
-        """Why this variant would be the default again; None if it would not."""
-        if variant.needs_experts and self._model.moe is None:
-            return "the model has no experts"
+    def _is_default(self, variant: Variant, config: EngineConfig, plan: Plan) -> bool:
+        """Would its engine do the same as the default's?"""
 
         def facts(config: EngineConfig, plan: Plan, overlap: bool) -> tuple[Any, ...]:
             return plan.to_json(), capture_sizes(config, plan), config.cache, config.max_prefill_tokens, overlap
 
         mine = facts(config, plan, self._overlap and variant.overlap)
-        if mine == facts(self._job.config, self._base_plan, self._overlap):
-            return "the default is the same"
-        return None
+        return mine == facts(self._job.config, self._base_plan, self._overlap)
 
     def _changed(self, plan: Plan) -> dict[str, str]:
         """Slot by slot, what serves it instead of the default's backend."""
