@@ -34,8 +34,8 @@ __all__ = ["LayerResult", "ReplayReport", "check_capsule", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """Worst errors of one layer, ``|got - want| / (scale + |want|)``: attention's scale is 1, that of experts the size of
-    the token's result.
+    """Worst errors of one layer, ``|got - want| / (scale + |want|)``: attention's scale is 1, that of experts the size
+    of the token's result.
     """
 
     layer: int

@@ -116,7 +116,7 @@ class MoECapsule(Capsule):
 
     @classmethod
     def usual_size(cls, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """(T, 1) the root mean square of each token's result: the suite's data has one size, a model's tokens differ."""
+        """(T, 1) the root mean square of each token's result: the suite's data has one size, a model's has many."""
         finite = result.to(torch.float64).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return finite.square().mean(-1, keepdim=True).sqrt().clamp(min=torch.finfo(dtype).tiny)
 
