@@ -135,4 +135,10 @@ def test_a_clean_selection_is_counted(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": ("plugins/some/tests/test_some.py", "-k", "right")})
     assert sanitizer.clean("memcheck", "kv", on_gpu) == {}
-    assert on_gpu.note.figures == {"passed": 1, "failed": 0, "skipped": 0}  # type: ignore[attr-defined]
+    monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": ("plugins/some/tests/test_some.py", "-k", "nothing")})
+    with pytest.raises(Failed, match="-k nothing selects no test"):
+        sanitizer.clean("memcheck", "kv", on_gpu)
+    monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": ("plugins/some/tests/test_some.py", "-k", "elsewhere")})
+    with pytest.raises(Skipped, match="1 skipped"):
+        sanitizer.clean("memcheck", "kv", on_gpu)
+    assert on_gpu.note.figures == {"passed": 0, "failed": 0, "skipped": 1}  # type: ignore[attr-defined]

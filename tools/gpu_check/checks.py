@@ -94,12 +94,12 @@ class Check:
     """Of the session's process; the same for all checks of a session."""
     cases: tuple[int, ...] = ()
     limit_s: float = 0.0
-    """0 = four times the cost, at least two minutes"""
+    """0 = four times the cost, at least three minutes"""
 
     @property
     def limit(self) -> float:
         """Seconds after which it has failed."""
-        return self.limit_s or max(120.0, 4 * self.seconds)
+        return self.limit_s or max(180.0, 4 * self.seconds)
 
     @property
     def process(self) -> str:

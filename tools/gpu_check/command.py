@@ -44,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MinisglError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever reads the list has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -42,6 +42,8 @@ CASES: Final[Mapping[str, tuple[int, ...]]] = {
     "no-overlap": (62,),
     "chunks-of-32": (27, 64),
 }
+LIMIT_S: Final = 400.0
+"""Whoever comes first answers all requests alone, and the others wait for it."""
 TIMES: Final = {"default": 3}
 """Runs in a row, to give races a chance; one for all others and with ``--quick``."""
 
@@ -63,17 +65,22 @@ def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
             partial(as_alone, name),
             cost * (1 if quick else TIMES.get(name, 1)) + (20.0 if name == "default" else 0.0),
             session="crowd",
+            limit_s=LIMIT_S,
             cases=CASES.get(name, ()),
         )
         for name in SETTINGS
     ]
     found.append(Check("crowd/small-pool", in_a_small_pool, 1.5 * cost, session="crowd/small-pool", cases=(63,)))
     blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
-    found.append(Check("crowd/launch-blocking", partial(as_alone, "default"), 2 * cost, env=blocking, cases=(62,)))
+    found.append(
+        Check(
+            "crowd/launch-blocking", partial(as_alone, "default"), 2 * cost, env=blocking, cases=(62,), limit_s=LIMIT_S
+        )
+    )
     for pair, main in attention_pairs(device, registry):
         run = partial(as_alone_in_half, pair)
         name = f"crowd/{'+'.join(pair.values())}"
-        found.append(Check(name, run, 2 * cost, session="crowd/bf16", quick=main, cases=(62, 64)))
+        found.append(Check(name, run, 2 * cost, session="crowd/bf16", quick=main, cases=(62, 64), limit_s=LIMIT_S))
     return found
 
 

@@ -45,7 +45,6 @@ _LAUNCHER = """
 import json, subprocess, sys
 import torch
 from minisgl_core.llm import LLM, ranks
-from minisgl_core.errors import MinisglError
 
 model, device = sys.argv[1:]
 seen, start = [], subprocess.Popen
@@ -62,8 +61,8 @@ try:
     with LLM(model, tp_size=2, device=device, dtype="float32", num_page_override=64, max_running_req=2,
              max_seq_len_override=128, progress=False, backends={"attention": "torch"}) as llm:
         tokens = llm.generate([prompt], progress=False)[0]["token_ids"][:4]
-except MinisglError as problem:
-    error = str(problem)
+except Exception as problem:
+    error = f"{type(problem).__name__}: {problem}"
 print(json.dumps({"initialized": seen, "tokens": tokens, "error": error}))
 """
 

@@ -26,6 +26,8 @@ __all__ = ["OUT_OF_TIME", "Settings", "run_checks", "sessions_of"]
 
 START_LIMIT_S: Final = 180.0
 """Until a child has imported what it needs and listed the checks."""
+END_LIMIT_S: Final = 10.0
+"""Until the threads have noticed that their children are gone."""
 OUT_OF_TIME: Final = "the time budget of the whole run ended"
 PROGRAM: Final = Path(__file__).resolve().parent
 
@@ -72,7 +74,8 @@ def run_checks(
 
     def tell(record: Record) -> None:
         with lock:
-            finished(record)
+            if not children.closed:  # else it was killed: it has not failed, the run was ended
+                finished(record)
 
     def work() -> None:
         with contextlib.suppress(IndexError):
@@ -89,6 +92,8 @@ def run_checks(
     except BaseException:
         waiting.clear()
         children.kill()
+        for thread in threads:
+            thread.join(END_LIMIT_S)
         raise
 
 
@@ -98,11 +103,12 @@ class _Children:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pids: set[int] = set()
-        self._closed = False
+        self.closed = False
+        """The run is being ended."""
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise RuntimeError("the run is being ended")
             process = subprocess.Popen(command, start_new_session=True, **options)
             self._pids.add(process.pid)
@@ -122,7 +128,7 @@ class _Children:
 
     def kill(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
             for pid in self._pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
@@ -136,7 +142,7 @@ def _run_session(
     started: Callable[[str], None],
 ) -> None:
     left = list(checks)
-    while left and settings.left > 0:
+    while left and settings.left > 0 and not children.closed:
         done = _Attempt(left, settings, children, finished, started).run()
         left = left[done:]
     for check in left:
