@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import click
 
@@ -23,6 +25,8 @@ from .start import find_model
 
 __all__ = ["command", "model_of", "plan_query"]
 
+_DEMO: Final = "smollm2-135m"
+"""The geometry of the demo model."""
 _OTHER_PURPOSE = ("op", "architecture")
 """Codes of reasons that say: this backend is for something else."""
 
@@ -35,10 +39,11 @@ _OTHER_PURPOSE = ("op", "architecture")
 def command(settings: Settings, geometry_name: str | None, device: str | None, as_json: bool) -> int:
     """What would run here, and why not the others.
 
-    Exits with 1 if nothing would.
+    Without a model it is about the demo model's shape; nothing is downloaded for that. Exits with 1 if nothing would
+    run.
     """
-    model = model_of(settings, geometry_name)
     facts, elsewhere = _device(device or settings.engine.device)
+    subject, model = _subject(settings, geometry_name, facts)
     registry = discover(allow=settings.allow, deny=settings.deny)
     query, measured = plan_query(settings, model, facts), Loaded(None)
     if settings.engine.calibrated and not elsewhere:
@@ -46,12 +51,23 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
     answer = explain(query, registry, elsewhere=elsewhere)
     candidates = [(slot.slot.label, item.backend) for slot in answer.slots for item in slot.usable()]
     if as_json:
-        subject = {"architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
-        print_json({**subject, **answer.to_json(), "calibration": calibration_json(measured, candidates)})
+        about = {"model": subject, "architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
+        print_json({**about, **answer.to_json(), "calibration": calibration_json(measured, candidates)})
     else:
         _print(answer, f"{model.architecture} on {facts}" + (" (not this machine)" if elsewhere else ""))
         print_calibration(measured, candidates)
     return 0 if answer.plan else 1
+
+
+def _subject(settings: Settings, geometry_name: str | None, device: DeviceFacts) -> tuple[str, ModelConfig]:
+    """(what the answer is about, its config): the demo model's shape if nothing is named, which is told."""
+    if geometry_name or settings.model.path:
+        return geometry_name or settings.model.path, model_of(settings, geometry_name)
+    # its file holds quantised weights, so the dtype is a choice
+    demo = replace(geometry(_DEMO), dtype="float32" if device.kind == "cpu" else "bfloat16")
+    told = f"no model is named: this is about the demo model's shape ({_DEMO}, {demo.dtype})"
+    click.echo(f"{told}; --model DIR or --geometry NAME asks about another", err=True)
+    return _DEMO, demo
 
 
 def plan_query(settings: Settings, model: ModelConfig, device: DeviceFacts) -> PlanQuery:

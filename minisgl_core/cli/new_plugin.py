@@ -43,7 +43,4 @@ def command(name: str, role: str, out: str | None, as_json: bool) -> None:
         return
     for path in paths:
         click.echo(folder / path)
-    click.echo(
-        f"\nnext: pip install -e {folder} && minisgl verify {made.role}:{made.name}"
-        f" && minisgl generate {made.backend_flags} --prompt Hello"
-    )
+    click.echo(f"\nnext: pip install -e {folder} && minisgl verify {made.role}:{made.name} && {made.serve}")

@@ -31,6 +31,8 @@ _USE: Final[Mapping[Role, tuple[str, ...]]] = {
     "ops": ("ops.rms_norm", "ops.act_and_mul"),
 }
 """What ``--backend`` names to run a scaffold of each role."""
+_SPARSE: Final[tuple[Role, ...]] = ("moe",)
+"""Roles that the demo model never calls: it has no experts."""
 _SUITE: Final[Mapping[Role, str]] = {
     "attention": "AttentionSuite",
     "graph": "GraphSuite",
@@ -38,6 +40,11 @@ _SUITE: Final[Mapping[Role, str]] = {
     "moe": "MoESuite",
     "ops": "OpsSuite",
 }
+_TOLD: Final = "Without `--model PATH` the last two take the demo model, whose weights are fetched once."
+_SPARSE_TOLD: Final = (
+    "The last two take a small shape with experts and random weights. `--model PATH` in its place, and `minisgl "
+    "generate --model PATH`, take a model of yours that has experts."
+)
 
 SCAFFOLDED_ROLES: Final[tuple[Role, ...]] = tuple(_USE)
 """Roles that have a template."""
@@ -71,6 +78,19 @@ class Scaffold:
         """What makes a command use it, such as ``--backend attention=demo_attn``."""
         return " ".join(f"--backend {slot}={self.name}" for slot in _USE[self.role])
 
+    @property
+    def explain(self) -> str:
+        """The command that shows it chosen, or why it is not."""
+        shape = " --geometry tiny-moe" if self.role in _SPARSE else ""
+        return f"minisgl explain{shape} {self.backend_flags}"
+
+    @property
+    def serve(self) -> str:
+        """The command that has it serve a few tokens: the demo model's, or of random weights with experts."""
+        if self.role in _SPARSE:
+            return f"minisgl bench latency --short --geometry tiny-moe {self.backend_flags}"
+        return f'minisgl generate {self.backend_flags} --prompt "The capital of France is" --max-tokens 16'
+
     def contents(self) -> dict[str, str]:
         """Text by path below the folder."""
         core = Version(__version__)
@@ -80,7 +100,9 @@ class Scaffold:
             "distribution": self.distribution,
             "package": self.package,
             "class_name": self.class_name,
-            "backend_flags": self.backend_flags,
+            "explain": self.explain,
+            "serve": self.serve,
+            "told": _SPARSE_TOLD if self.role in _SPARSE else _TOLD,
             "suite": _SUITE[self.role],
             "core_range": f">={core.major}.{core.minor},<{core.major}.{core.minor + 1}",
         }

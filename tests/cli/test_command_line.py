@@ -138,6 +138,24 @@ def test_explain_reads_a_model_folder(capsys: pytest.CaptureFixture[str], tmp_pa
     assert json.loads(capsys.readouterr().out)["architecture"] == "LlamaForCausalLM"
 
 
+@pytest.mark.parametrize(("device", "dtype"), [("sm90", "bfloat16"), ("cpu", "float32")])
+def test_explain_without_a_model_is_about_the_demo_models_shape_and_fetches_nothing(
+    device: str, dtype: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*_: object) -> None:
+        raise AssertionError("nothing is downloaded")
+
+    monkeypatch.setattr("minisgl_core.demo_model.ensure_demo_model", fetch)
+    assert main(["explain", "--device", device, "--json"]) == 0
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert (data["model"], data["plan"]["dtype"], data["architecture"]) == ("smollm2-135m", dtype, "LlamaForCausalLM")
+    assert err == (
+        f"no model is named: this is about the demo model's shape (smollm2-135m, {dtype}); "
+        "--model DIR or --geometry NAME asks about another\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -145,7 +163,6 @@ def test_explain_reads_a_model_folder(capsys: pytest.CaptureFixture[str], tmp_pa
         (["frobnicate"], "error: unknown command 'frobnicate'; the commands are generate, chat, plugins, explain"),
         (["plugins", "--jsn"], "error: No such option"),
         (["--nonsense"], "error: No such option"),
-        (["explain"], "error: no model is named; give --model DIR, or --geometry qwen3-0.6b"),
         (["explain", "--geometry", "qwen3-0.6"], "error: unknown geometry 'qwen3-0.6'; did you mean 'qwen3-0.6b'?"),
         (["explain", "--model", "x", "--geometry", "llama3-8b"], "error: --model and --geometry are both given"),
         (

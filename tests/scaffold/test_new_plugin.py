@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -51,6 +52,10 @@ def test_a_scaffold_is_built_installed_tested_verified_and_generates_the_same_to
     report = json.loads(beside.run("minisgl", "verify", f"{role}:{made.name}", "--json", *thorough).stdout)
     assert report["passed"] and report["cases"]["passed"] >= 4
     same_tokens(role, made.name, made.backend_flags)
+    assert f"{made.name}@{made.distribution}" in beside.run(*shlex.split(made.explain), "--device", "cpu").stdout
+    if role == "moe":  # the demo model has no experts, so what is typed next brings its own
+        told = beside.run(*shlex.split(made.serve), "--runs", "1", "--device", "cpu").stderr
+        assert f"moe={made.name}@{made.distribution}" in told
 
 
 @pytest.mark.slow
@@ -73,6 +78,15 @@ def test_the_scaffold_of_0_1_still_works_on_this_core(role: str, beside: Any, sa
         "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "contract or ragged or forward", str(folder)
     )
     same_tokens(role, name, f"--backend {role}={name}")
+
+
+@pytest.mark.parametrize("role", SCAFFOLDED_ROLES)
+def test_what_to_type_next_serves_the_role_with_an_answer_that_ends(role: Any, tmp_path: Path) -> None:
+    made = Scaffold("mine", role, tmp_path)
+    assert made.backend_flags in made.serve and made.serve.count("--backend") == made.backend_flags.count("--backend")
+    assert made.serve.endswith(" --max-tokens 16") or ("bench latency --short" in made.serve and role == "moe")
+    readme = made.contents()["README.md"]
+    assert f"\n{made.explain}\n{made.serve}\n```\n" in readme and "$" not in readme
 
 
 @pytest.mark.parametrize("role", SCAFFOLDED_ROLES)
@@ -99,7 +113,7 @@ def test_the_command_says_what_it_wrote_and_what_to_type_next(
     assert len(paths) == sum(path.is_file() for path in tmp_path.rglob("*")) == 6
     assert last == (
         "next: pip install -e minisgl_demo_kv && minisgl verify kv:demo_kv"
-        " && minisgl generate --backend kv=demo_kv --prompt Hello"
+        ' && minisgl generate --backend kv=demo_kv --prompt "The capital of France is" --max-tokens 16'
     )
     assert main(["new-plugin", "demo_kv", "--role", "kv", "--out", "other", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
