@@ -35,7 +35,7 @@ class EnvVar(Generic[T]):
             return self._default()
         try:
             return self._parse(text.strip())
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # the latter from a home folder that nobody has
             raise ConfigError(
                 f"{self.name} is {text!r}", field=self.name, value=text, remedy=f"use {self.accepts}, or unset it"
             ) from error
@@ -65,7 +65,14 @@ def _seconds(text: str) -> float:
 
 def _cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "minisgl"
+    if os.path.isabs(base):
+        return Path(base) / "minisgl"
+    try:
+        return Path.home() / ".cache" / "minisgl"
+    except RuntimeError as error:
+        raise ConfigError(
+            "this user has no home folder for the cache", field="HOME", remedy="set MINISGL_CACHE_DIR to a folder"
+        ) from error
 
 
 def _switch(name: str, help: str) -> EnvVar[bool]:  # noqa: A002

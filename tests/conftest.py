@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from minisgl_core.env import ENV
+from minisgl_core.plugin_api import cache_dir
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -45,3 +48,15 @@ def tiny(checkpoints: ModuleType) -> Callable[[str], Path]:
 def answers(checkpoints: ModuleType) -> Callable[[str], Any]:
     """``answers("q3")`` -> its ``Reference``: prompts, continuations, margins, logits."""
     return checkpoints.reference  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path) -> Iterator[Path]:
+    """A cache folder of this test, empty but for the compiled kernels: those take half a minute."""
+    kernels, folder = cache_dir("cpu_sim"), tmp_path / "cache"
+    kernels.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
+    (folder / "cpu_sim").symlink_to(kernels)
+    ENV.CACHE_DIR.value = folder
+    yield folder
+    ENV.CACHE_DIR.reset()

@@ -3,6 +3,7 @@
 from .attention import AttentionBackend, AttentionSetup, LayerFacts
 from .batch import BatchLike, BatchView, KVPool, StepOutput
 from .comm import CommSetup, Communicator
+from .compiling import cache_dir, compile_once, find_compiled, host_compiler
 from .graph import GraphHost, GraphRunner, GraphSetup, PoisonHost, padded_size
 from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
 from .kernels import KernelLibrary
@@ -76,6 +77,10 @@ __all__ = [
     "SampleArgs",
     "SamplingMode",
     "StepOutput",
+    "cache_dir",
+    "compile_once",
+    "find_compiled",
     "hookimpl",
+    "host_compiler",
     "padded_size",
 ]

@@ -24,8 +24,6 @@ def integrity_check() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Iterator[Path]:
+def cache(own_cache: Path) -> Path:
     """Nothing that this machine measured counts, and nothing is left behind."""
-    ENV.CACHE_DIR.value = tmp_path / "cache"
-    yield tmp_path / "cache"
-    ENV.CACHE_DIR.reset()
+    return own_cache

@@ -75,11 +75,13 @@ class Commands:
 
 
 @pytest.fixture
-def commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
+def commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_cache: Path
+) -> Commands:
     for name in list(os.environ):
         if name.startswith("MINISGL_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("MINISGL_CACHE_DIR", os.environ.get("MINISGL_CACHE_DIR", str(tmp_path / "cache")))
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(own_cache))
     folder = tmp_path / "empty"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -16,7 +16,6 @@ from minisgl_core.capsule.format import load_capsule
 from minisgl_core.capsule.moe.capsule import MoECapsule
 from minisgl_core.capsule.replay import check_capsule
 from minisgl_core.core import SamplingParams
-from minisgl_core.env import ENV
 from minisgl_core.llm import LLM
 from minisgl_core.registry import Choice
 
@@ -36,11 +35,7 @@ SETTINGS: dict[str, Any] = {
 RECORD: dict[str, Any] = {"record_role": "moe", "record_steps": "0,2"}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Any:
-    ENV.CACHE_DIR.value = tmp_path / "cache"
-    yield
-    ENV.CACHE_DIR.reset()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def answer(path: Path, **settings: Any) -> tuple[list[list[int]], Any]:

@@ -17,7 +17,6 @@ from minisgl_core.capsule.format import load_capsule
 from minisgl_core.capsule.replay import check_capsule
 from minisgl_core.core import SamplingParams
 from minisgl_core.engine import EngineConfig
-from minisgl_core.env import ENV
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.llm import LLM
 from minisgl_core.registry import Choice
@@ -38,11 +37,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Any:
-    ENV.CACHE_DIR.value = tmp_path / "cache"
-    yield
-    ENV.CACHE_DIR.reset()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

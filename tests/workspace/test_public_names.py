@@ -68,7 +68,11 @@ PINNED = {
         "SampleArgs",
         "SamplingMode",
         "StepOutput",
+        "cache_dir",
+        "compile_once",
+        "find_compiled",
         "hookimpl",
+        "host_compiler",
         "padded_size",
     ],
 }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minisgl_core.errors import ConfigError
 from minisgl_core.plugin_api import CannotRun, LinearSetup
 from minisgl_cpu_sim.library import prepare
 from minisgl_cpu_sim.native import build
@@ -24,7 +28,19 @@ def trivial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
     monkeypatch.setattr(build, "_SOURCES", folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return folder
+
+
+@pytest.fixture
+def broken_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A g++ that is the first on PATH and fails."""
+    program = tmp_path / "bin" / "g++"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return program
 
 
 def test_a_library_is_compiled_once(trivial: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -67,19 +83,65 @@ def test_a_compiler_error_is_a_reason(trivial: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
 
 
-def test_no_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_fails_in_silence_is_a_reason(trivial: Path, tmp_path: Path, broken_compiler: Path) -> None:
+    with pytest.raises(CannotRun, match=r"g\+\+ failed: exit code 1, without a word"):
+        build.build(tmp_path / "cache")
+
+
+def test_what_another_compiler_has_made_will_do_where_none_works(
+    trivial: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "cache"))
+    made = build.build(build.kernels_dir())
+    capfd.readouterr()
+    request.getfixturevalue("broken_compiler")
+    assert build.build(build.kernels_dir()) == made
+    build.check()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(CannotRun, match=r"g\+\+"):
-        build.compiler_command()
+    assert build.build(build.kernels_dir()) == made
+    build.check()
+    assert capfd.readouterr().err == ""
+    (trivial / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
+    with pytest.raises(CannotRun, match="none on PATH"):
+        build.build(build.kernels_dir())
 
 
-def test_cxx_names_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wrapper = tmp_path / "mycc"
-    wrapper.write_text('#!/bin/sh\nexec g++ "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", f"{wrapper} -DTHROUGH_CXX")
-    assert build.compiler_command()[:2] == (str(wrapper), "-DTHROUGH_CXX")
+def test_a_compiler_named_by_cxx_is_meant(trivial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "cache"))
+    build.build(build.kernels_dir())
+    monkeypatch.setenv("CXX", "/nope/g++")
+    for use in (build.check, lambda: build.build(build.kernels_dir())):
+        with pytest.raises(ConfigError, match="CXX is '/nope/g\\+\\+', which is no program"):
+            use()
+    monkeypatch.setenv("CXX", "false")
+    for use in (build.check, lambda: build.build(build.kernels_dir())):
+        with pytest.raises(CannotRun, match=r"CXX: .* false failed: exit code 1"):
+            use()
+
+
+def test_the_check_compiles_little_and_only_while_the_kernels_are_not_there(
+    trivial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build.library, "cache_info", lambda: SimpleNamespace(currsize=0))
+    (trivial / "one.cpp").write_text("not C++ at all")
+    build.check()
+    assert not (tmp_path / "cache").exists()
+    (trivial / "one.cpp").write_text("")
+    build.build(build.kernels_dir())
+    monkeypatch.setattr(build, "_try", None)
+    build.check()
+
+
+def test_a_library_of_another_system_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "kernels.so").write_bytes(b"no library")
+    monkeypatch.setattr(build, "build", lambda folder: tmp_path / "kernels.so")
+    with pytest.raises(CannotRun, match=r"kernels\.so.*\(delete "):
+        build.library.__wrapped__()
 
 
 def test_a_folder_that_cannot_be_made_is_replaced(trivial: Path, tmp_path: Path) -> None:

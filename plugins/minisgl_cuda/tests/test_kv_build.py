@@ -121,7 +121,7 @@ def test_tokens_are_compared_with_numpy_where_there_is_no_compiler(
 def fake_library(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     source = tmp_path / "fake.cpp"
     source.write_text(FAKE_LIBRARY)
-    path = kv_build.compile_once("fake", ("g++", "-shared", "-fPIC"), source, [source])
+    path = kv_build.compile_source("fake", ("g++", "-shared", "-fPIC"), source, [source])
     monkeypatch.setattr(launch, "compile_kernels", lambda sm: path)
     return ctypes.CDLL(str(path))
 

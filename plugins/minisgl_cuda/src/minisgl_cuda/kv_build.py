@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minisgl_core.plugin_api import CannotRun, Reason
+from minisgl_core.plugin_api import CannotRun, Reason, cache_dir, compile_once
 
-__all__ = ["CSRC", "cache_dir", "compile_kernels", "compile_once", "probe"]
+__all__ = ["CSRC", "compile_kernels", "compile_source", "probe"]
 
 CSRC = Path(__file__).parent / "csrc"
 _FLAGS = ("-shared", "-O3", "-std=c++17", "-Xcompiler", "-fPIC", "-I", str(CSRC))
-
-
-def cache_dir() -> Path:
-    """``minisgl/cuda`` in the user's cache folder, or ``cuda`` in ``MINISGL_CACHE_DIR``."""
-    if named := os.environ.get("MINISGL_CACHE_DIR"):
-        return Path(named).expanduser() / "cuda"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base or Path.home() / ".cache") / "minisgl" / "cuda"
 
 
 def compile_kernels(sm: int) -> Path:
     """The library of all kernels for compute capability ``sm`` (such as 90). Raises :class:`CannotRun`."""
     arch = ("-gencode", f"arch=compute_{sm},code=sm_{sm}")
     sources = sorted(path for path in CSRC.rglob("*") if path.suffix in {".cu", ".cuh", ".h"})
-    return compile_once(f"CUDA kernels for sm_{sm}", ("nvcc", *_FLAGS, *arch), CSRC / "launch.cu", sources)
+    return compile_source(f"CUDA kernels for sm_{sm}", ("nvcc", *_FLAGS, *arch), CSRC / "launch.cu", sources)
 
 
 def probe(facts: Mapping[str, Any]) -> None:
@@ -40,25 +28,17 @@ def probe(facts: Mapping[str, Any]) -> None:
     compile_kernels(facts["device"]["sm"])
 
 
-def compile_once(what: str, command: Sequence[str], source: Path, key_files: Sequence[Path]) -> Path:
+def compile_source(what: str, command: Sequence[str], source: Path, key_files: Sequence[Path]) -> Path:
     """``command source -o`` a library, unless this compiler has made it of these files before.
 
     Announced on standard error. Raises :class:`CannotRun` with the compiler's first error.
     """
-    folder = cache_dir()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="minisgl-"))  # no cache to keep it in: compile for this process
-    target = folder / f"{source.stem}-{_key(command, key_files)}.so"
-    if target.exists():
-        return target
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks of one engine wait for the first
-        if not target.exists():
-            print(f"minisgl: compiling the {what} with {command[0]}, once for this machine", file=sys.stderr)
-            _compile(what, command, source, target)
-    return target
+
+    def compile_to(target: Path) -> None:
+        _compile(what, command, source, target)
+
+    name = f"{source.stem}-{_key(command, key_files)}.so"
+    return compile_once(cache_dir("cuda"), name, compile_to, f"the {what} with {command[0]}")
 
 
 def _key(command: Sequence[str], files: Sequence[Path]) -> str:
@@ -76,14 +56,11 @@ def _version(compiler: str) -> str:
 
 
 def _compile(what: str, command: Sequence[str], source: Path, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        out = f"{scratch}/library.so"
-        done = subprocess.run([*command, str(source), "-o", out], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            lines = (done.stderr or done.stdout).splitlines()
-            first = next((line for line in lines if "error" in line or "fatal" in line), "".join(lines[:1]))
-            raise _refusal(command[0], f"compiling the {what} failed: {first.strip()[:200]}")
-        os.replace(out, target)
+    done = subprocess.run([*command, str(source), "-o", str(target)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).splitlines()
+        first = next((line for line in lines if "error" in line or "fatal" in line), "".join(lines[:1]))
+        raise _refusal(command[0], f"compiling the {what} failed: {first.strip()[:200]}")
 
 
 def _refusal(compiler: str, found: str) -> CannotRun:

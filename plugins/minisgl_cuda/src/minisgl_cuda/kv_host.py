@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import shutil
 import struct
 import sys
 from collections.abc import Callable
 
 import numpy as np
 
-from minisgl_core.plugin_api import CannotRun
+from minisgl_core.plugin_api import CannotRun, host_compiler
 
-from .kv_build import CSRC, compile_once
+from .kv_build import CSRC, compile_source
 
 __all__ = ["match_function", "numpy_match_len"]
 
-_COMPILERS = ("g++", "c++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
 
 
@@ -40,13 +38,9 @@ def numpy_match_len(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _compiled() -> Callable[[np.ndarray, np.ndarray], int]:
-    compiler = next((name for name in _COMPILERS if shutil.which(name)), None)
-    if compiler is None:
-        raise OSError(f"none of {', '.join(_COMPILERS)} is installed")
     source = CSRC / "match_len.cpp"
-    function = ctypes.CDLL(
-        str(compile_once("token comparison", (compiler, *_FLAGS), source, [source]))
-    ).minisgl_match_len
+    library = compile_source("token comparison", (*host_compiler(), *_FLAGS), source, [source])
+    function = ctypes.CDLL(str(library)).minisgl_match_len
     function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int64
     pack = struct.Struct("PPq").pack
 

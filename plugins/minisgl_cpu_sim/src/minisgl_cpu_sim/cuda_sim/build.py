@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
+import functools
 import hashlib
-import os
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..native.build import cache_dir, compiler_command
+from minisgl_core.plugin_api import compile_once
+
+from ..native.build import compiler_command, kernels_dir
 
 __all__ = ["INCLUDE", "CompileError", "compile_kernels"]
 
@@ -31,21 +31,15 @@ def compile_kernels(sources: Sequence[Path], kernels: Sequence[str], include_dir
     """The library that holds ``kernels``, C++ expressions such as ``ns::copy<float>``, as ``minisgl_sim_entry_<i>``."""
     compiler = compiler_command()
     unit = _unit(sources, kernels)
-    folder = cache_dir() / "cuda_sim"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = kernels_dir() / "cuda_sim"
     files = sorted({*sources, *(path for folder in include_dirs for path in _tree(folder))})
-    runtime = folder / f"runtime-{_key(compiler, _FLAGS, _tree(_HERE))}"
-    target = folder / f"{_key((*compiler, unit, runtime.name), _KERNEL_FLAGS, files)}.so"
-    if target.exists():
-        return target
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            if not runtime.exists():
-                _compile_runtime(compiler, Path(scratch), runtime)
-            if not target.exists():
-                _compile_kernels(compiler, unit, include_dirs, runtime, Path(scratch), target)
-    return target
+    name = f"runtime-{_key(compiler, _FLAGS, _tree(_HERE))}"
+    runtime = compile_once(folder, name, functools.partial(_compile_runtime, compiler))
+    return compile_once(
+        folder,
+        f"{_key((*compiler, unit, name), _KERNEL_FLAGS, files)}.so",
+        functools.partial(_compile_kernels, compiler, unit, include_dirs, runtime),
+    )
 
 
 def _tree(folder: Path) -> list[Path]:
@@ -68,25 +62,23 @@ def _unit(sources: Sequence[Path], kernels: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compile_runtime(compiler: tuple[str, ...], scratch: Path, target: Path) -> None:
-    objects = scratch / "runtime"
-    objects.mkdir()
+def _compile_runtime(compiler: tuple[str, ...], target: Path) -> None:
+    """A folder of object files."""
+    target.mkdir()
     sources = sorted((_HERE / "runtime").glob("*.cpp"))
-    _run(*([*compiler, *_FLAGS, "-c", str(source), "-o", f"{objects}/{source.stem}.o"] for source in sources))
-    os.replace(objects, target)
+    _run(*([*compiler, *_FLAGS, "-c", str(source), "-o", f"{target}/{source.stem}.o"] for source in sources))
 
 
 def _compile_kernels(
-    compiler: tuple[str, ...], unit: str, include_dirs: Sequence[Path], runtime: Path, scratch: Path, target: Path
+    compiler: tuple[str, ...], unit: str, include_dirs: Sequence[Path], runtime: Path, target: Path
 ) -> None:
-    source, compiled, linked = scratch / "kernels.cpp", scratch / "kernels.o", scratch / "linked.so"
+    source, compiled = target.with_name("kernels.cpp"), target.with_name("kernels.o")
     source.write_text(unit)
     folders = [f"-I{folder}" for folder in include_dirs]
     _run([*compiler, *_FLAGS, *folders, *_KERNEL_FLAGS, "-c", str(source), "-o", str(compiled)])
     # -Bsymbolic: every library has a simulator of its own.
     objects = [str(compiled), *(str(path) for path in sorted(runtime.glob("*.o")))]
-    _run([*compiler, "-shared", "-Wl,-Bsymbolic", *objects, "-o", str(linked)])
-    os.replace(linked, target)
+    _run([*compiler, "-shared", "-Wl,-Bsymbolic", *objects, "-o", str(target)])
 
 
 def _run(*commands: Sequence[str]) -> None:

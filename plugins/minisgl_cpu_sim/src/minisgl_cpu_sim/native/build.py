@@ -1,88 +1,97 @@
 """Compiles the C++ sources beside this file, once per machine, into the user's cache folder.
 
-The library's name holds a hash of the sources, the compiler's version and the CPU's features, so a change of any of
-them compiles anew. A file lock makes concurrent processes (the ranks of one engine) wait for one of them.
+The library's name holds a hash of the sources, the flags and the CPU's features, and one of the compiler: a change of
+any of them compiles anew. Where no compiler works, what another one made of the same sources for such a CPU will do.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
 import platform
 import shlex
-import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from minisgl_core.plugin_api import CannotRun, Reason
+from minisgl_core.plugin_api import CannotRun, Reason, cache_dir, compile_once, find_compiled, host_compiler
 
-__all__ = ["build", "cache_dir", "compiler_command", "library"]
+__all__ = ["build", "check", "compiler_command", "kernels_dir", "library"]
 
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread")
-_CANDIDATES = ("g++", "c++", "clang++")
+_TRIAL = f'#include "{_SOURCES / "vec.h"}"\n#include <thread>\n'
+"""The most demanding of the kernels' headers, in place of all kernels."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded kernels. Raises :class:`CannotRun` if they cannot be compiled here."""
-    return ctypes.CDLL(str(build(cache_dir())))
+    """The loaded kernels. Raises :class:`CannotRun` if they cannot be compiled or loaded here."""
+    path = build(kernels_dir())
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CannotRun(
+            Reason("load-failed", "CPU kernels", "a library for this system", str(error), f"delete {path}")
+        ) from error
 
 
-def cache_dir() -> Path:
-    """``minisgl/cpu_sim`` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base or Path.home() / ".cache") / "minisgl" / "cpu_sim"
+def kernels_dir() -> Path:
+    """Where the compiled kernels are kept."""
+    return cache_dir("cpu_sim")
+
+
+def check() -> None:
+    """Refuse with :class:`CannotRun` if the kernels can be neither found nor compiled here.
+
+    As long as they are not compiled, a small program is: they themselves take half a minute.
+    """
+    if library.cache_info().currsize or _made_by_any(kernels_dir()) is not None:
+        return
+    command = compiler_command()
+    if find_compiled(kernels_dir(), _name(command)) is None:
+        _try(command)
 
 
 def build(folder: Path) -> Path:
     """The path of the compiled library in ``folder``; compiles it there if it is missing."""
-    command = compiler_command()
+    other = _made_by_any(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="minisgl-"))  # no cache to keep it in: compile for this process
-    target = folder / f"kernels-{_key(command)}.so"
-    if target.exists():
-        return target
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            print(f"minisgl: compiling the CPU kernels with {command[0]}, once for this machine", file=sys.stderr)
-            _compile(command, folder, target)
-    return target
+        command = compiler_command()
+        name = _name(command)
+        if other is not None and find_compiled(folder, name) is None:
+            _try(command)
+        return compile_once(folder, name, functools.partial(_compile, command), f"the CPU kernels with {command[0]}")
+    except CannotRun:
+        if other is None:
+            raise
+        return other
 
 
 def compiler_command() -> tuple[str, ...]:
     """The compiler (environment variable CXX, or the first found) and its flags."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    found = named if named and shutil.which(named[0]) else [c for c in _CANDIDATES if shutil.which(c)][:1]
-    if not found:
-        raise CannotRun(
-            Reason(
-                code="no-compiler",
-                field="C++ compiler",
-                wanted="C++17",
-                supported=", ".join(_CANDIDATES) + " or $CXX",
-                fix="install g++",
-            )
-        )
-    return (*found, *_FLAGS)
+    return (*host_compiler(), *_FLAGS)
 
 
-def _version(compiler: Sequence[str]) -> str:
-    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _made_by_any(folder: Path) -> Path | None:
+    """The library, whatever compiler made it; None if CXX says which one should."""
+    return None if os.environ.get("CXX") else find_compiled(folder, f"kernels-{_source_key()}-*.so")
 
 
-def _key(command: tuple[str, ...]) -> str:
-    version = _version(command[: command.index(_FLAGS[0])])
-    digest = hashlib.sha256("\0".join((*command, version, _cpu_features())).encode())
+def _name(command: tuple[str, ...]) -> str:
+    compiler = command[: -len(_FLAGS)]
+    try:
+        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise _refusal(command, str(error)) from error
+    digest = hashlib.sha256("\0".join((*compiler, version)).encode()).hexdigest()
+    return f"kernels-{_source_key()}-{digest[:8]}.so"
+
+
+def _source_key() -> str:
+    digest = hashlib.sha256("\0".join((*_FLAGS, _cpu_features())).encode())
     for path in sorted((*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
@@ -98,36 +107,48 @@ def _cpu_features() -> str:
     return "\n".join((platform.machine(), *sorted(set(features))))
 
 
-def _compile(command: tuple[str, ...], folder: Path, target: Path) -> None:
-    """Compile every source at the same time, link, and move the result into place."""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        sources = sorted(_SOURCES.glob("*.cpp"))
-        objects = [f"{scratch}/{source.stem}.o" for source in sources]
-        running = [
-            subprocess.Popen([*command, "-c", str(source), "-o", out], stderr=subprocess.PIPE, text=True)
-            for source, out in zip(sources, objects, strict=True)
-        ]
-        errors = [process.communicate()[1] for process in running]
-        for process, error in zip(running, errors, strict=True):
-            _check(process.returncode, error, command)
-        linked = f"{scratch}/kernels.so"
-        link = subprocess.run(
-            [*command, "-shared", *objects, "-o", linked], capture_output=True, text=True, check=False
-        )
-        _check(link.returncode, link.stderr, command)
-        os.replace(linked, target)
+def _try(command: tuple[str, ...]) -> None:
+    """Compile and link very little."""
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            trial = [*command, "-shared", "-x", "c++", "-", "-o", f"{scratch}/trial.so"]
+            done = subprocess.run(trial, input=_TRIAL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _refusal(command, str(error)) from error
+    _check(done.returncode, done.stderr, command)
+
+
+def _compile(command: tuple[str, ...], target: Path) -> None:
+    """Compile every source at the same time, then link. The folder of ``target`` is for us alone."""
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    objects = [str(target.with_name(f"{source.stem}.o")) for source in sources]
+    running = [
+        subprocess.Popen([*command, "-c", str(source), "-o", out], stderr=subprocess.PIPE, text=True)
+        for source, out in zip(sources, objects, strict=True)
+    ]
+    errors = [process.communicate()[1] for process in running]
+    for process, error in zip(running, errors, strict=True):
+        _check(process.returncode, error, command)
+    link = [*command, "-shared", *objects, "-o", str(target)]
+    done = subprocess.run(link, capture_output=True, text=True, check=False)
+    _check(done.returncode, done.stderr, command)
 
 
 def _check(status: int, stderr: str, command: tuple[str, ...]) -> None:
     if status == 0:
         return
-    first = next((line for line in stderr.splitlines() if "error" in line), stderr.strip())
-    raise CannotRun(
+    lines = [line for line in stderr.splitlines() if line.strip()] or [f"exit code {status}, without a word"]
+    raise _refusal(command, next((line for line in lines if "error" in line), lines[0]))
+
+
+def _refusal(command: tuple[str, ...], problem: str) -> CannotRun:
+    compiler = shlex.join(command[: -len(_FLAGS)])
+    return CannotRun(
         Reason(
             code="compile-failed",
-            field="C++ compiler",
+            field="CXX" if os.environ.get("CXX") else "C++ compiler",
             wanted="the CPU kernels compiled",
-            supported=f"{shlex.join(command)} failed: {first[:200]}",
+            supported=f"{compiler} failed: {problem[:200]}",
             fix="install g++ 10 or newer, or set CXX to one",
         )
     )
