@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,14 +10,14 @@ import torch
 from minisgl_core.plugin_api import LayerFacts, Phase
 from minisgl_core.registry.query import Need
 
-from .attention_bench import AttentionBench, Geometry
+from .attention_batches import check_in_flight, check_in_turn, check_moved, lens_of_moved
+from .attention_bench import AttentionBench, Geometry, whose
+from .attention_replay import CAPTURE_ROWS, LONGEST, check_replays, check_replays_in_turn
 from .case import Case, Finding, box_of
 from .compare import close, expect, fresh, unchanged
 from .trial import check_growth
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from minisgl_core.plugin_api import BatchView
 
     from .rig import KitBatch, Rig
@@ -25,22 +25,20 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionCase"]
 
-REPLAYS = ((5, 17, 33), (6, 18, 34), (90, 64, 65), (1, 2), (16, 40, 3))
-"""Lengths of the live rows at each replay, the new token included: they grow, shrink, and a row leaves and returns."""
-CAPTURE_ROWS = 4
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionCase(Case):
     """One batch (or a few) against the float64 reference. ``rows``: (new tokens, tokens in all) per row.
 
-    ``check``: ``eager`` runs one batch; ``replay`` captures a decode step and replays it while lengths grow and shrink;
-    ``in_flight`` prepares the next batch before the last one is waited for; ``growth`` measures memory.
+    ``check``: ``eager`` runs one batch; ``growth`` measures memory; ``in_flight`` prepares the next batch before the
+    last one is waited for; in ``moved`` such batches have equal lengths, on other rows, pages and contents; ``in_turn``
+    uses three backends in turns. ``replay`` captures a decode step and replays it while lengths grow and shrink, and
+    ``replay_in_turn`` does so with three backends.
     """
 
     imports = "from minisgl_core.plugin_api import LayerFacts"
 
-    check: Literal["eager", "replay", "in_flight", "growth"] = "eager"
+    check: Literal["eager", "growth", "in_flight", "moved", "in_turn", "replay", "replay_in_turn"] = "eager"
     phase: Phase = "decode"
     dtype: str = "float32"
     kv_dtype: str = ""
@@ -68,27 +66,57 @@ class AttentionCase(Case):
             page_size=self.page_size,
             kv_layout="NHD",
             phase=self.phase,
-            capture=self.check == "replay",
+            capture=self.is_replay,
             features=features,
         )
 
     def run(self, subject: Subject, rig: Rig) -> Finding:
         box = box_of(subject, self, rig)
-        longest = max(total for _, total in self.rows)
-        rows = len(self.rows)
-        if self.check == "replay":
-            longest, rows = max(max(lens) for lens in REPLAYS) + 6, CAPTURE_ROWS - 1
-        bench = AttentionBench(rig, self._geometry(box is not None and box.finite_tail), rows, longest, self.seed)
-        backend = subject.build(bench.setup(max(sum(new for new, _ in self.rows), CAPTURE_ROWS)))
-        backend.bind_kv(bench.pool)
-        if self.check == "replay":
-            worst = self._replay(bench, backend, host_plan=box is not None and "decode" in box.host_plan)
-        else:
-            run = {"eager": self._eager, "in_flight": self._in_flight, "growth": self._growth}[self.check]
-            worst = run(bench, backend)
+        host_plan = box is not None and "decode" in box.host_plan
+        geometry = self._geometry(box is not None and box.finite_tail)
+        instances = 3 if self.check in ("in_turn", "replay_in_turn") else 1
+        pairs = [self._instance(subject, rig, geometry, place) for place in range(instances)]
+        for bench, backend in pairs:
+            backend.bind_kv(bench.pool)
+        bench, backend = pairs[0]
+        match self.check:
+            case "eager":
+                worst = self._eager(bench, backend)
+            case "growth":
+                worst = self._growth(bench, backend)
+            case "in_flight":
+                worst = check_in_flight(bench, backend, self.phase, self.rows)
+            case "moved":
+                worst = check_moved(bench, backend, self.phase, self.rows)
+            case "in_turn":
+                worst = check_in_turn(pairs, self.phase, self.rows)
+            case "replay":
+                worst = check_replays(bench, backend, host_plan=host_plan)
+            case "replay_in_turn":
+                worst = check_replays_in_turn(pairs, host_plan=host_plan)
         rig.platform.synchronize()
         backend.close()
         return Finding({self.dtype: worst})
+
+    def _instance(self, subject: Subject, rig: Rig, geometry: Geometry, place: int) -> tuple[AttentionBench, Any]:
+        """A backend and its pool. The second has the first one's shapes and other facts, the third other shapes."""
+        if place == 1:
+            layers = tuple(replace(facts, scale=facts.scale / 2) for facts in self.layers)
+            geometry = replace(geometry, layers=layers)
+        elif place == 2:
+            kv_heads = self.kv_heads + 1
+            geometry = replace(geometry, kv_heads=kv_heads, q_heads=kv_heads * self.gqa_ratio)
+        lens = lens_of_moved(self.rows) if self.check == "moved" else self.rows
+        rows, longest = len(lens), max(total for _, total in lens)
+        if self.is_replay:
+            rows, longest = CAPTURE_ROWS - 1, LONGEST
+        bench = AttentionBench(rig, geometry, rows, longest, self.seed + place)
+        return bench, subject.build(bench.setup(max(sum(new for new, _ in self.rows), CAPTURE_ROWS)))
+
+    @property
+    def is_replay(self) -> bool:
+        """Is a decode step captured?"""
+        return self.check in ("replay", "replay_in_turn")
 
     def _geometry(self, finite_tail: bool) -> Geometry:
         return Geometry(
@@ -118,7 +146,8 @@ class AttentionCase(Case):
             out = backend.forward(q, k, v, layer, batch)
             unchanged(wide, inputs, "q, k or v")
             expect(out.dtype == q.dtype, f"the result is {out.dtype}, expected {q.dtype}")
-            worst = max(worst, close(out, bench.expected(q, self.rows, layer), f"layer {layer}"))
+            want = bench.expected(q, self.rows, layer)
+            worst = max(worst, close(out, want, f"layer {layer}", whose=whose(self.rows)))
             unchanged(bench.pool.storage, pool, "the pool")
             others = {"q, k or v": wide, "the pool": bench.pool.storage}
             fresh(out, others if earlier is None else {**others, "an earlier result": earlier[0]}, "the result")
@@ -140,82 +169,6 @@ class AttentionCase(Case):
         out = backend.forward(*bench.views(wide), layer, batch)
         fresh(out, {"an earlier result": earlier[0]}, "the result")
         unchanged(*earlier, "an earlier result")
-
-    def _replay(self, bench: AttentionBench, backend: Any, *, host_plan: bool) -> float:
-        rig, device = bench.rig, bench.rig.device
-        rows = torch.full((CAPTURE_ROWS,), bench.rows, dtype=torch.int64, device=device)  # all are the dummy row
-        inputs = [bench.wide(CAPTURE_ROWS) for _ in self.layers]
-        bench.fill([1] * bench.rows)
-        backend.init_capture_graph(bench.longest, (CAPTURE_ROWS,))
-        batch = bench.captured(rows)
-        backend.prepare_for_capture(batch)
-
-        def step() -> tuple[torch.Tensor, ...]:
-            bench.derive(batch, rows, None)
-            backend.update_metadata(batch)
-            return tuple(backend.forward(*bench.views(x), layer, batch) for layer, x in enumerate(inputs))
-
-        captured = rig.capture(step, batch)
-        worst = 0.0
-        for number, lens in enumerate(REPLAYS):
-            worst = max(worst, self._replay_once(bench, backend, captured, rows, inputs, lens, number, host_plan))
-        if host_plan:
-            last = (captured, rows, inputs, REPLAYS[-1], len(REPLAYS), host_plan)
-            check_growth(rig, lambda: self._replay_once(bench, backend, *last))
-        captured.close()
-        return worst
-
-    def _replay_once(
-        self,
-        bench: AttentionBench,
-        backend: Any,
-        captured: Any,
-        rows: torch.Tensor,
-        inputs: Sequence[torch.Tensor],
-        lens: tuple[int, ...],
-        number: int,
-        host_plan: bool,
-    ) -> float:
-        live, per_row = len(lens), [(1, n) for n in lens]
-        bench.deal_pages()
-        bench.fill(lens)
-        bench.lengths.zero_()
-        bench.lengths[:live] = torch.tensor(lens, dtype=torch.int32).to(bench.rig.device) - 1
-        rows.fill_(bench.rows)
-        rows[:live] = torch.arange(live, device=rows.device)
-        for layer, wide in enumerate(inputs):
-            bench.write_inputs(wide, per_row, layer)
-        if host_plan:
-            batch = bench.eager("decode", per_row)
-            batch.padded_size = CAPTURE_ROWS
-            bench.derive(batch, rows, (*lens, *(1,) * (CAPTURE_ROWS - live)))
-            backend.prepare_for_replay(batch)
-        pool = bench.pool.storage.clone()
-        captured.replay()
-        worst = 0.0
-        for layer, (out, wide) in enumerate(zip(captured.outputs, inputs, strict=True)):
-            q = bench.views(wide)[0][:live]
-            what = f"replay {number} (live lengths {list(lens)}), layer {layer}"
-            worst = max(worst, close(out[:live], bench.expected(q, per_row, layer), what))
-        unchanged(bench.pool.storage, pool, f"the pool, by replay {number},")
-        return worst
-
-    def _in_flight(self, bench: AttentionBench, backend: Any) -> float:
-        """Batches of different sizes and lengths follow each other without a wait."""
-        bench.fill([total for _, total in self.rows])
-        runs = []
-        for count in (len(self.rows), 1, len(self.rows) - 1, len(self.rows)) * 2:
-            lens = self.rows[:count]
-            wide = bench.wide(sum(new for new, _ in lens))
-            bench.write_inputs(wide, lens, 0)
-            batch = bench.eager(self.phase, lens)
-            backend.prepare_metadata(batch)
-            backend.update_metadata(batch)
-            runs.append((lens, wide, backend.forward(*bench.views(wide), 0, batch)))
-        return max(
-            close(out, bench.expected(bench.views(wide)[0], lens, 0), f"batch {number} in flight")
-            for number, (lens, wide, out) in enumerate(runs)
-        )
 
     def _growth(self, bench: AttentionBench, backend: Any) -> float:
         """After two warm-up steps, equal steps leave no memory behind."""

@@ -7,7 +7,7 @@ H query heads, K kv heads, D head_dim, P pages, S page_size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from minisgl_core.plugin_api import AttentionSetup, BatchView, LayerFacts
 from . import reference
 from .rig import KitBatch, Rig, dtype_named
 
-__all__ = ["AttentionBench", "Geometry", "Pool"]
+__all__ = ["AttentionBench", "Geometry", "Pool", "whose"]
 
 Lens = Sequence[tuple[int, int]]
 """Per row: (new tokens, tokens in all)."""
@@ -87,12 +87,18 @@ class AttentionBench:
         slots = order.view(self.rows, per_row, 1) * size + torch.arange(size)
         self.page_table[: self.rows] = slots.flatten(1).to(self.rig.device, torch.int32)
 
-    def fill(self, kv_lens: Sequence[int]) -> None:
-        """Put the first ``kv_lens`` tokens of the rows into the pool, and NaN (see above) everywhere else."""
+    def renew(self) -> None:
+        """Other sequences in place of all; the pool shows them after :meth:`fill`."""
+        self.kv = self.randn(*self.kv.shape).to(self.kv.dtype)
+
+    def fill(self, kv_lens: Sequence[int], rows: Sequence[int] | None = None) -> None:
+        """Put the first ``kv_lens`` tokens of the rows (None: the first ones) into the pool, and NaN (see above)
+        everywhere else.
+        """
         self.pool.storage.fill_(torch.nan)
         size = self.geometry.page_size
         flat = self.pool.storage.flatten(2, 3)
-        for row, length in enumerate(kv_lens):
+        for row, length in zip(_rows(rows, kv_lens), kv_lens, strict=True):
             slots = self.page_table[row].long()
             if self.geometry.finite_tail:
                 flat[:, :, slots[: -(-length // size) * size]] = 0
@@ -120,15 +126,15 @@ class AttentionBench:
 
     # Batches.
 
-    def eager(self, phase: str, lens: Lens) -> KitBatch:
-        """One row per item of ``lens``, with lengths on the host."""
+    def eager(self, phase: str, lens: Lens, rows: Sequence[int] | None = None) -> KitBatch:
+        """One of the ``rows`` (None: the first ones) per item of ``lens``, with lengths on the host."""
         device = self.rig.device
         q_lens, kv_lens = tuple(n for n, _ in lens), tuple(n for _, n in lens)
-        rows = torch.arange(len(lens), device=device)
+        table_idx = torch.tensor(_rows(rows, lens), device=device)
         cu_q = torch.tensor([0, *q_lens]).cumsum(0).to(device, torch.int32)
         kv_lens_device = torch.tensor(kv_lens, dtype=torch.int32, device=device)
         positions = torch.cat([torch.arange(total - new, total) for new, total in lens]).to(device, torch.int32)
-        req = torch.repeat_interleave(rows, torch.tensor(q_lens, device=device))
+        req = torch.repeat_interleave(table_idx, torch.tensor(q_lens, device=device))
         view = BatchView(
             q_lens,
             kv_lens,
@@ -136,10 +142,10 @@ class AttentionBench:
             max(kv_lens),
             cu_q,
             kv_lens_device,
-            self._page_ids(rows, kv_lens_device, max(kv_lens)),
+            self._page_ids(table_idx, kv_lens_device, max(kv_lens)),
             self.geometry.page_size,
             self.page_table,
-            rows.to(torch.int32),
+            table_idx.to(torch.int32),
         )
         out_loc = self.page_table[req, positions.long()]
         return KitBatch("decode" if phase == "decode" else "prefill", len(lens), len(lens), view, positions, out_loc)
@@ -192,21 +198,36 @@ class AttentionBench:
         q, k, v = heads.split((g.q_heads, g.kv_heads, g.kv_heads), dim=1)
         return q, k, v
 
-    def write_inputs(self, wide: torch.Tensor, lens: Lens, layer: int) -> None:
+    def write_inputs(self, wide: torch.Tensor, lens: Lens, layer: int, rows: Sequence[int] | None = None) -> None:
         """Random queries, and the new tokens' keys and values; rows of ``wide`` past the live tokens become NaN."""
         wide.fill_(torch.nan)
         q, k, v = self.views(wide)
         tokens = sum(new for new, _ in lens)
         q[:tokens] = self.randn(tokens, *q.shape[1:]).to(self.dtype)
-        for cache, rows in ((self.kv[0, layer], k), (self.kv[1, layer], v)):
-            new_rows = [cache[row, total - new : total] for row, (new, total) in enumerate(lens)]
-            rows[:tokens] = torch.cat(new_rows).to(self.dtype)
+        for cache, given in ((self.kv[0, layer], k), (self.kv[1, layer], v)):
+            own = zip(_rows(rows, lens), lens, strict=True)
+            given[:tokens] = torch.cat([cache[row, total - new : total] for row, (new, total) in own]).to(self.dtype)
 
-    def expected(self, q: torch.Tensor, lens: Lens, layer: int) -> torch.Tensor:
+    def expected(self, q: torch.Tensor, lens: Lens, layer: int, rows: Sequence[int] | None = None) -> torch.Tensor:
         """float64 (T, H, D)"""
         parts, start = [], 0
-        for row, (new, total) in enumerate(lens):
+        for row, (new, total) in zip(_rows(rows, lens), lens, strict=True):
             k, v = self.kv[0, layer, row, :total], self.kv[1, layer, row, :total]
             parts.append(reference.attention(q[start : start + new], k, v, self.geometry.layers[layer]))
             start += new
         return torch.cat(parts)
+
+
+def whose(lens: Lens) -> Callable[[int], str]:
+    """Of a token's place in a batch: which row it is of, and that row's lengths."""
+    owners = [row for row, (new, _) in enumerate(lens) for _ in range(new)]
+
+    def told(token: int) -> str:
+        new, total = lens[owners[token]]
+        return f"of row {owners[token]}: {new} new of {total} tokens"
+
+    return told
+
+
+def _rows(rows: Sequence[int] | None, lens: Sequence[object]) -> Sequence[int]:
+    return range(len(lens)) if rows is None else rows

@@ -133,7 +133,13 @@ def _special(box: Caps, base: AttentionCase, quick: bool) -> Iterator[AttentionC
     )
     long = ((1, LONG), (1, 700)) if base.phase == "decode" else ((300, 300), (9 if quick else 300, LONG))
     yield _named(base, f"length={LONG}", rows=long, kv_heads=1)
+    if base.phase == "prefill":
+        for prompt in (129, 577) if quick else (65, 129, 257, 577, 1025):  # just beyond every usual tile of queries
+            yield _named(base, f"prompt={prompt}", rows=((prompt, prompt),), kv_heads=1)
+            yield _named(base, f"prompt={prompt},cached=40", rows=((prompt, prompt + 40),), kv_heads=1)
     yield _named(base, "in_flight", check="in_flight", rows=rows)
+    yield _named(base, "moved", check="moved", rows=rows)
+    yield _named(base, "in_turn", check="in_turn", rows=rows)
     yield _named(base, "growth", check="growth", rows=rows)
 
 
@@ -141,6 +147,7 @@ def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool) -> Iterator[Attent
     for dtype in dtypes[:1] if quick else dtypes:
         base = replace(_base(box, "decode", dtype), check="replay", rows=((1, 1),))
         yield _named(base, "replay")
+        yield _named(base, "replay_in_turn", check="replay_in_turn")
         for page in inside(box.page_sizes, (1, 16, 64), quick):
             if page != base.page_size:
                 yield _named(base, f"replay,page_size={page}", page_size=page)

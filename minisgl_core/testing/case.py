@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from minisgl_core.registry.matching import match
 
+from .hygiene import same_process
+
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
     from minisgl_core.registry.query import Need
@@ -41,8 +43,13 @@ class Case:
     outside: bool = False
 
     def run(self, subject: Subject, rig: Rig) -> Finding:
-        """Run against a fresh backend; ``rig`` is active."""
+        """Run against a fresh backend; ``rig`` is active (see :meth:`conform`)."""
         raise NotImplementedError
+
+    def conform(self, subject: Subject, rig: Rig) -> Finding:
+        """:meth:`run` as the engine's thread would: on its stream, and leaving the process as it was."""
+        with rig.active(), same_process():
+            return self.run(subject, rig)
 
     def need(self, rig: Rig) -> Need | None:
         """What resolving would ask of the caps; None for cases that caps say nothing about."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -30,11 +30,18 @@ def expect(holds: bool, complaint: str) -> None:
 
 
 def close(
-    got: torch.Tensor, want: torch.Tensor, what: str, *, scale: float = 1.0, tolerance: float | None = None
+    got: torch.Tensor,
+    want: torch.Tensor,
+    what: str,
+    *,
+    scale: float = 1.0,
+    tolerance: float | None = None,
+    whose: Callable[[int], str] | None = None,
 ) -> float:
     """Compare with a float64 reference of the same shape; returns the worst error, relative to ``scale + |want|``.
 
-    Raises :class:`Mismatch` with the worst element. NaN is an error wherever the reference has none.
+    Raises :class:`Mismatch` with the worst element; ``whose`` says more about its first index. NaN is an error wherever
+    the reference has none.
     """
     expect(got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")
     if not got.numel():
@@ -48,8 +55,9 @@ def close(
     if worst > limit:
         where = _unravel(int(error.argmax()), got.shape)
         wrong = int((error > limit).sum())
+        owner = "" if whose is None else f" ({whose(where[0])})"
         raise Mismatch(
-            f"{what}: {wrong} of {got.numel()} elements are wrong; the worst is {list(where)}: expected "
+            f"{what}: {wrong} of {got.numel()} elements are wrong; the worst is {list(where)}{owner}: expected "
             f"{float(want[where]):.6g}, got {float(got[where]):.6g} (error {worst:.3g}, allowed {limit:.3g})"
         )
     return worst

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphCase", "graph_cases"]
 
+ALONE: Final = 6
+"""From this step on, the second of two runners is closed."""
 MODES: Final[tuple[SamplingMode, ...]] = ("greedy", "random", "filtered")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GraphCase(Case):
     """``capture``: every size and mode is recorded; ``padding``: which batches can be replayed; ``size``: one size in
-    every mode against eager steps; ``mixed``: batches that grow and shrink; ``eager``: a runner that never captures.
+    every mode against eager steps; ``mixed``: batches that grow and shrink; ``in_turn``: two runners side by side;
+    ``eager``: a runner that never captures.
     """
 
-    check: Literal["capture", "padding", "size", "mixed", "eager"]
+    check: Literal["capture", "padding", "size", "mixed", "in_turn", "eager"]
     sizes: tuple[int, ...] = (1, 2, 4, 8)
     size: int = 1
     seed: int = 0
@@ -41,13 +44,12 @@ class GraphCase(Case):
         return Need(device=rig.facts, capture=self.check != "eager", no_capture=self.check == "eager")
 
     def run(self, subject: Subject, rig: Rig) -> Finding:
+        if self.check == "in_turn":
+            return Finding({"float32": self._in_turn(subject, rig)})
         host = ToyHost(rig, self.seed)
         sizes = () if self.check == "eager" else self.sizes
         reports: list[str] = []
-        setup = GraphSetup(rig.platform, rig.device, host, sizes, MODES, MAX_LEN, _progress(reports))
-        runner = subject.build(setup)
-        runner.capture()
-        rig.platform.synchronize()
+        runner = _captured(subject, rig, host, sizes, reports)
         if self.check == "capture":
             _check_captured(host, sizes, reports)
         elif self.check == "padding":
@@ -62,6 +64,21 @@ class GraphCase(Case):
         runner.close()
         return Finding()
 
+    def _in_turn(self, subject: Subject, rig: Rig) -> float:
+        """Two runners over different hosts live beside each other; the first outlives the second."""
+        seeds = (self.seed, self.seed + 1)
+        hosts, truths = ([ToyHost(rig, seed) for seed in seeds] for _ in range(2))
+        runners = [_captured(subject, rig, host, self.sizes, []) for host in hosts]
+        worst = 0.0
+        for number, batch in enumerate(self._batches()):
+            for place in (0, 1) if number < ALONE else (0,):
+                own = replace(batch)
+                worst = max(worst, _check_replays(runners[place], hosts[place], truths[place], iter([own])))
+            if number == ALONE - 1:
+                runners[1].close()
+        runners[0].close()
+        return worst
+
     def _batches(self) -> Iterator[ToyBatch]:
         if self.check == "size":
             for number, mode in enumerate((*MODES, *MODES)):
@@ -69,6 +86,14 @@ class GraphCase(Case):
             return
         for number, size in enumerate((3, 8, 1, 5, 2, 7, 4, 6, 1, 8)):
             yield ToyBatch(tuple((5 * row + number) % MAX_ROWS for row in range(size)), mode=MODES[number % 3])
+
+
+def _captured(subject: Subject, rig: Rig, host: ToyHost, sizes: tuple[int, ...], reports: list[str]) -> Any:
+    """A runner that has captured what it wants to."""
+    runner = subject.build(GraphSetup(rig.platform, rig.device, host, sizes, MODES, MAX_LEN, _progress(reports)))
+    runner.capture()
+    rig.platform.synchronize()
+    return runner
 
 
 def _progress(reports: list[str]) -> Callable[[str, int], Callable[[], None]]:
@@ -165,5 +190,6 @@ def graph_cases(subject: Subject, rig: Rig, quick: bool) -> list[GraphCase]:
         GraphCase(name="padding/one_size", check="padding", sizes=(4,)),
         *(GraphCase(name=f"size={size}", check="size", size=size) for size in (sizes if quick else range(1, 9))),
         GraphCase(name="mixed", check="mixed"),
+        GraphCase(name="in_turn", check="in_turn"),
         GraphCase(name="mixed/odd_sizes", check="mixed", sizes=(3, 5, 8), seed=1),
     ]

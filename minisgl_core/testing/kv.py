@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from unittest import SkipTest
 
 import numpy as np
@@ -47,6 +47,9 @@ class KVCase(TrialCase):
     tokens: int = 17
     start: int = 0
     """``index``: the first row of this rank's part"""
+
+    def siblings(self) -> tuple[Self, ...]:
+        return (*super().siblings(), replace(self, kv_heads=self.kv_heads + 1))
 
     def need(self, rig: Rig) -> Need:
         return Need(
@@ -232,6 +235,9 @@ def _of_box(box: Caps, quick: bool) -> Iterator[KVCase]:
         for kv_dtype in names_of(box.kv_dtypes, DTYPES):
             yield case(f"store,kv_dtype={kv_dtype}", kv_dtype=kv_dtype)
         yield case("index,width=577", check="index", head_dim=usual(box.head_dims, 577, (577,)) or 64, start=3)
+        yield case("store,rewritten", how="rewritten")
+        yield case("index,rewritten", how="rewritten", check="index", tokens=23, start=100)
+        yield case("store,in_turn", how="in_turn")
         yield case("growth", how="growth")
         yield case("match_len", check="match_len")
         yield case("large", check="large", kv_heads=8)

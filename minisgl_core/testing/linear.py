@@ -93,6 +93,8 @@ def _of_box(box: Caps, quick: bool) -> Iterator[LinearCase]:
         for n, k in ((1, 64), (5, 576), (1000, 32), (96, 1536)):
             yield case(f"n={n},k={k}", n=n, k=k, m=3)
             yield case(f"n={n},k={k},m=40", n=n, k=k, m=40)
+        yield case("rewritten", how="rewritten", bias=True)
+        yield case("in_turn", how="in_turn")
         yield case("growth", how="growth")
         if box.graph != "never":
             for m in (1, 40):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import torch
 
@@ -33,10 +33,11 @@ Routing = Literal["random", "one_expert", "few_experts", "padding", "all_padding
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MoECase(TrialCase):
-    """One call of the experts of the second of two layers.
+    """One call of the experts of the second of two layers; with ``both_layers`` one of each, the first before it.
 
     ``routing``: with ``one_expert`` and ``few_experts`` the others get no token; with ``padding`` some ids are -1, all
-    of the last rows'.
+    of the last rows', and what belongs to them is NaN. ``gate``, ``up``: the usual size of what is activated and of
+    what it is multiplied with.
     """
 
     tokens: int = 17
@@ -45,6 +46,13 @@ class MoECase(TrialCase):
     hidden: int = 128
     width: int = 96
     routing: Routing = "random"
+    both_layers: bool = False
+    gate: float = 1.0
+    up: float = 1.0
+
+    def siblings(self) -> tuple[Self, ...]:
+        smaller = replace(self, experts=self.experts - 1, hidden=self.hidden // 2, width=self.width // 2)
+        return (*super().siblings(), smaller)
 
     def need(self, rig: Rig) -> Need:
         return Need(device=rig.facts, dtype=self.dtype, capture=self.how == "replay")
@@ -67,20 +75,25 @@ class MoECase(TrialCase):
 
 
 class _Experts(Trial):
-    LAYER = 1
-
     def __init__(self, case: MoECase, backend: Any, rig: Rig) -> None:
         self._c, self._backend = case, backend
+        self._layers = (0, 1) if case.both_layers else (1,)
         draw, dtype = Draw(rig, case.seed + 1), dtype_named(case.dtype)
         self._truth = []
         self._weights = []
         for layer in range(2):
             w13 = draw.normal(case.experts, 2 * case.width, case.hidden, dtype=dtype, scale=case.hidden**-0.5)
+            w13[:, : case.width] *= case.gate
+            w13[:, case.width :] *= case.up
             w2 = draw.normal(case.experts, case.hidden, case.width, dtype=dtype, scale=case.width**-0.5)
             self._truth.append((w13, w2))
             self._weights.append(backend.prepare_weights(layer, w13.clone(), w2.clone()))
 
     def draw(self, draw: Draw) -> Tensors:
+        """x, ids and weights of each layer that is called: ``x1`` is layer 1's."""
+        return {f"{name}{layer}": value for layer in self._layers for name, value in self._draw_one(draw).items()}
+
+    def _draw_one(self, draw: Draw) -> Tensors:
         c = self._c
         x = draw.normal(c.tokens, c.hidden, dtype=dtype_named(c.dtype))
         choices = {"one_expert": 1, "few_experts": c.top_k}.get(c.routing, c.experts)
@@ -93,20 +106,35 @@ class _Experts(Trial):
         elif c.routing == "all_padding":
             ids[:] = -1
         weights = draw.normal(c.tokens, c.top_k).abs() + 0.1  # they need not add up to one
+        x[(ids == -1).all(-1)] = torch.nan
+        weights[ids == -1] = torch.nan
         return {"x": x, "topk_ids": ids, "topk_weights": weights}
 
     def call(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-        weights = self._weights[self.LAYER]
-        return (self._backend.forward(inputs["x"], inputs["topk_ids"], inputs["topk_weights"], weights, self.LAYER),)
+        return tuple(
+            self._backend.forward(*_of_layer(inputs, layer), self._weights[layer], layer) for layer in self._layers
+        )
 
     def judge(self, inputs: Tensors, outputs: Sequence[torch.Tensor]) -> float:
-        (out,), x, ids = outputs, inputs["x"], inputs["topk_ids"]
+        return max(
+            self._judge_one(*_of_layer(inputs, layer), layer, out)
+            for layer, out in zip(self._layers, outputs, strict=True)
+        )
+
+    def _judge_one(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, layer: int, out: torch.Tensor
+    ) -> float:
         expect(out.dtype == x.dtype, f"the result is {out.dtype}, expected {x.dtype}")
-        want = experts(x, ids, inputs["topk_weights"], *self._truth[self.LAYER])
+        want = experts(x, ids, weights, *self._truth[layer])
         idle = (ids == -1).all(-1)
         expect(not out[idle].any(), "a row without experts is not zero")
+        what = f"the experts' sum of layer {layer}" if self._c.both_layers else "the experts' sum"
         size = max(0.2, float(want.square().mean().sqrt()))
-        return close(out, want, "the experts' sum", scale=size, tolerance=TOLERANCE[self._c.dtype])
+        return close(out, want, what, scale=size, tolerance=TOLERANCE[self._c.dtype])
+
+
+def _of_layer(inputs: Tensors, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return inputs[f"x{layer}"], inputs[f"topk_ids{layer}"], inputs[f"topk_weights{layer}"]
 
 
 def moe_cases(subject: Subject, rig: Rig, quick: bool) -> list[MoECase]:
@@ -129,18 +157,26 @@ def _of_box(box: Caps, quick: bool) -> Iterator[MoECase]:
         for tokens in (1, 2, 130) if quick else (1, 2, 3, 16, 64, 130, 1025):
             yield case(f"tokens={tokens}", tokens=tokens)
         yield case("one_expert", routing="one_expert", top_k=1)
+        yield case("one_expert,tokens=130", routing="one_expert", top_k=1, tokens=130)
         yield case("few_experts", routing="few_experts")
         yield case("all_padding", routing="all_padding")
         yield case("experts=60,top_k=4", experts=60, top_k=4)
         yield case("experts=1", experts=1, top_k=1)
         yield case("top_k=experts", experts=4, top_k=4)
+        yield case("experts=128,top_k=8", experts=128, top_k=8, hidden=64, width=48)
         yield case("width=48", width=48, hidden=64)
+        yield case("large_gates", gate=25.0, up=25.0)
+        yield case("tiny_gates", gate=0.01, up=100.0)
+        yield case("layers", both_layers=True)
+        yield case("rewritten", how="rewritten")
+        yield case("in_turn", how="in_turn")
         if not quick:
             yield case("qwen3-30b-a3b,tp=4", experts=128, top_k=8, hidden=2048, width=192, tokens=33)
         yield case("growth", how="growth")
         if box.graph != "never":
             yield case("replay", how="replay")
             yield case("replay,padding", how="replay", routing="padding")
+            yield case("replay,layers", how="replay", both_layers=True)
 
 
 def _beyond(box: Caps) -> Iterator[MoECase]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import torch
 
@@ -47,6 +47,10 @@ class OpsCase(TrialCase):
     """Empty = dtype"""
     top_k: int = 2
     renormalize: bool = False
+
+    def siblings(self) -> tuple[Self, ...]:
+        fewer = replace(self, tokens=self.tokens - 1, q_heads=self.q_heads + 2, kv_heads=self.kv_heads + 1)
+        return (*super().siblings(), fewer)
 
     def need(self, rig: Rig) -> Need:
         storing = self.op == "qk_norm_rope_store"

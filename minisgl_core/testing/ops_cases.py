@@ -54,6 +54,8 @@ def _of_op(box: Caps, op: str, quick: bool) -> Iterator[OpsCase]:
         if thorough:
             vary = {"qk_norm_rope_store": _rope, "route": _route}.get(op, _rows)
             yield from vary(box, base, quick)
+            yield _named(base, "rewritten", how="rewritten")
+            yield _named(base, "in_turn", how="in_turn")
             yield _named(base, "growth", how="growth")
             if box.graph != "never":
                 yield _named(base, "replay", how="replay")
@@ -124,6 +126,8 @@ def _sample(box: Caps, dtype: str, thorough: bool, quick: bool) -> Iterator[Samp
         for vocab in (7, 4099) if quick else (7, 4099, 151_936):
             yield replace(base, name=f"{base.name}/vocab={vocab}", width=vocab)
         yield replace(base, name=f"{base.name}/flat", x_scale=0.1)
+        yield replace(base, name=f"{base.name}/rewritten", how="rewritten")
+        yield replace(base, name=f"{base.name}/in_turn", how="in_turn")
         if mode != "greedy":
             yield replace(base, name=f"{base.name}/frequencies", check="frequencies", tokens=4000, width=4)
         if box.graph != "never":

@@ -60,6 +60,4 @@ def run_here(request: Mapping[str, Any]) -> None:
     from .rig import Rig
 
     subject, case, device = pickle.loads(base64.b64decode(request["packed"]))
-    rig = Rig(device)
-    with rig.active():
-        case.run(subject, rig)
+    case.conform(subject, Rig(device))

@@ -52,8 +52,7 @@ def check(backend: BackendSpec | str, case: Case, *, device: str = "auto") -> Fi
     ``backend``: a spec, or ``"ROLE:NAME"`` of an installed plugin.
     """
     rig = Rig(device)
-    with rig.active():
-        return case.run(Subject.of(backend, rig.facts), rig)
+    return case.conform(Subject.of(backend, rig.facts), rig)
 
 
 def run_case(subject: Subject, case: Case, rig: Rig, outsider: Outsider | None = None) -> Outcome:
@@ -69,8 +68,7 @@ def run_case(subject: Subject, case: Case, rig: Rig, outsider: Outsider | None =
             wrong = outsider.run(subject, case, rig.facts) if outsider is not None else "not tried"
             note = "under-claimed: it is right although the caps do not declare it"
             return outcome("passed", wrong) if wrong else outcome("note", note)
-        with rig.active():
-            finding = case.run(subject, rig)
+        finding = case.conform(subject, rig)
     except SkipTest as skipped:
         return outcome("skipped", str(skipped))
     except Exception as error:

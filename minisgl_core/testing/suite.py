@@ -72,8 +72,7 @@ class Suite:
         if case.outside:
             check_refused(subject, case, rig)
             return
-        with rig.active():
-            case.run(subject, rig)
+        case.conform(subject, rig)
 
     @classmethod
     def _cases(cls) -> list[tuple[Subject | None, Rig, Case | None]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
@@ -24,6 +24,8 @@ __all__ = ["Draw", "Trial", "TrialCase", "check_growth", "spread"]
 Tensors = dict[str, torch.Tensor]
 
 REPLAYS = 3
+CALLS = 3
+"""On rewritten inputs, and of each instance"""
 GROWTH_STEPS = 4
 
 
@@ -68,9 +70,12 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrialCase(Case):
-    """A case that is one :class:`Trial`. ``how``: eager, replay (captured), or growth (memory after warm-up)."""
+    """A case that is one :class:`Trial`. ``how``: eager, replay (captured), rewritten (again and again on the same
+    tensors, which hold something else each time), in_turn (several backends side by side), or growth (memory after
+    warm-up).
+    """
 
-    how: Literal["eager", "replay", "growth"] = "eager"
+    how: Literal["eager", "replay", "rewritten", "in_turn", "growth"] = "eager"
     dtype: str = "float32"
     seed: int = 0
 
@@ -82,14 +87,40 @@ class TrialCase(Case):
         """The backend, told what the core would tell it."""
         raise NotImplementedError
 
+    def siblings(self) -> tuple[Self, ...]:
+        """What the other backends of ``in_turn`` are built for: the same shapes with other contents, and other
+        shapes where a setup speaks of shapes.
+        """
+        return (replace(self, seed=self.seed + 100),)
+
     def run(self, subject: Subject, rig: Rig) -> Finding:
+        if self.how == "in_turn":
+            return Finding({self.dtype: self._in_turn(subject, rig)})
         backend = self.build(subject, rig, box_of(subject, self, rig))
         trial = self.trial(backend, rig)
-        run = {"eager": _eager, "replay": _replay, "growth": _growth}[self.how]
+        run = {"eager": _eager, "replay": _replay, "rewritten": _rewritten, "growth": _growth}[self.how]
         worst = run(trial, rig, self.seed)
         rig.platform.synchronize()
         backend.close()
         return Finding({self.dtype: worst})
+
+    def _in_turn(self, subject: Subject, rig: Rig) -> float:
+        """Several backends live beside each other; the first outlives the others."""
+        cases = (self, *self.siblings())
+        backends = [case.build(subject, rig, box_of(subject, case, rig)) for case in cases]
+        trials = [case.trial(backend, rig) for case, backend in zip(cases, backends, strict=True)]
+        draws = [Draw(rig, case.seed) for case in cases]
+        worst = 0.0
+        for number in range(CALLS):
+            for place, (trial, draw) in enumerate(zip(trials, draws, strict=True)):
+                worst = max(worst, _judged(trial, trial.draw(draw), f"instance {place} of {len(cases)}, call {number}"))
+        rig.platform.synchronize()
+        for backend in backends[1:]:
+            backend.close()
+        worst = max(worst, _judged(trials[0], trials[0].draw(draws[0]), "instance 0, after the others were closed"))
+        rig.platform.synchronize()
+        backends[0].close()
+        return worst
 
 
 def spread(rows: torch.Tensor, pad: int = 8) -> torch.Tensor:
@@ -139,19 +170,50 @@ def _check_new(trial: Trial, inputs: Tensors, outputs: tuple[torch.Tensor, ...],
         unchanged(out, copy, "an earlier result")
 
 
-def _replay(trial: Trial, rig: Rig, seed: int) -> float:
+def _judged(trial: Trial, inputs: Tensors, what: str) -> float:
+    """One call; ``what`` names it in a complaint."""
+    given = _copies(inputs)
+    return _judge(trial, given, trial.call(inputs), what)
+
+
+def _judge(trial: Trial, inputs: Tensors, outputs: Sequence[torch.Tensor], what: str) -> float:
+    try:
+        return trial.judge(inputs, outputs)
+    except Mismatch as found:
+        raise Mismatch(f"{what}: {found}") from None
+
+
+def _rewritten(trial: Trial, rig: Rig, seed: int) -> float:
     draw = Draw(rig, seed)
     inputs = trial.draw(draw)
-    captured = rig.capture(lambda: trial.call(_copies(inputs)))
+    worst = 0.0
+    for number in range(CALLS):
+        worst = max(worst, _judged(trial, inputs, f"call {number} on the same tensors, rewritten"))
+        _rewrite(inputs, trial.draw(draw))
+    return worst
+
+
+def _rewrite(inputs: Tensors, values: Tensors) -> None:
+    for name, value in values.items():
+        inputs[name].copy_(value)
+
+
+def _replay(trial: Trial, rig: Rig, seed: int) -> float:
+    """Inputs at fixed addresses; a call with them before the capture must leave nothing behind that it relies on."""
+    draw = Draw(rig, seed)
+    inputs = trial.draw(draw)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        copies = _copies({name: inputs[name] for name in trial.may_overwrite if name in inputs})
+        return trial.call({**inputs, **copies})
+
+    step()
+    captured = rig.capture(step)
     worst = 0.0
     for number in range(REPLAYS):
-        for name, value in trial.draw(draw).items():
-            inputs[name].copy_(value)
+        _rewrite(inputs, trial.draw(draw))
         captured.replay()
-        try:
-            worst = max(worst, trial.judge(inputs, captured.outputs))
-        except Mismatch as found:
-            raise Mismatch(f"replay {number}: {found}") from None
+        worst = max(worst, _judge(trial, inputs, captured.outputs, f"replay {number}"))
     captured.close()
     return worst
 

@@ -1,0 +1,112 @@
+"""Eager batches that follow each other: of other sizes, of equal sizes on other pages, of backends side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from minisgl_core.plugin_api import BatchView, Phase
+
+from .attention_bench import AttentionBench, Lens, whose
+from .compare import close
+from .rig import KitBatch
+
+__all__ = ["check_in_flight", "check_in_turn", "check_moved", "lens_of_moved"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A batch that was started. ``rows``: the sequences in it."""
+
+    lens: Lens
+    rows: Sequence[int]
+    wide: torch.Tensor
+    result: torch.Tensor
+
+
+def _start(bench: AttentionBench, backend: Any, batch: KitBatch, lens: Lens, rows: Sequence[int]) -> _Run:
+    """Prepare and launch layer 0; nothing waits."""
+    wide = bench.wide(sum(new for new, _ in lens))
+    bench.write_inputs(wide, lens, 0, rows)
+    backend.prepare_metadata(batch)
+    backend.update_metadata(batch)
+    return _Run(lens, rows, wide, backend.forward(*bench.views(wide), 0, batch))
+
+
+def _judge(bench: AttentionBench, run: _Run, what: str) -> float:
+    want = bench.expected(bench.views(run.wide)[0], run.lens, 0, run.rows)
+    return close(run.result, want, what, whose=whose(run.lens))
+
+
+def check_in_flight(bench: AttentionBench, backend: Any, phase: Phase, lens: Lens) -> float:
+    """Batches of different sizes and lengths follow each other without a wait."""
+    bench.fill([total for _, total in lens])
+    runs = []
+    for count in (len(lens), 1, len(lens) - 1, len(lens)) * 2:
+        batch = bench.eager(phase, lens[:count])
+        runs.append(_start(bench, backend, batch, lens[:count], range(count)))
+    return max(_judge(bench, run, f"batch {number} in flight") for number, run in enumerate(runs))
+
+
+def lens_of_moved(lens: Lens) -> Lens:
+    """Of the rows that :func:`check_moved` needs: two batches' worth."""
+    return (*lens, *lens)
+
+
+def check_moved(bench: AttentionBench, backend: Any, phase: Phase, lens: Lens) -> float:
+    """Batches whose host lengths and shapes are equal, two in flight each time, and nothing else is.
+
+    First two batches of different rows; then both on other pages, and then on the same pages with other contents (as
+    when freed pages serve another request), all in the tensors of the first view, as fixed buffers would be.
+    """
+    halves = (tuple(range(len(lens))), tuple(reversed(range(len(lens), 2 * len(lens)))))
+    rows = (*halves[0], *halves[1])
+    held: BatchView | None = None
+    worst, count = 0.0, 0
+    for change in ("", "pages and contents", "contents"):
+        if "pages" in change:
+            bench.deal_pages()
+        bench.renew()
+        bench.fill([total for _, total in lens_of_moved(lens)], rows)
+        runs = []
+        for own in halves:
+            batch = bench.eager(phase, lens, own)
+            if held is not None:
+                batch.view = _rewritten(held, batch.view)
+            runs.append(_start(bench, backend, batch, lens, own))
+        held = held or batch.view
+        for run in runs:
+            what = f"batch {count}, of the same lengths as those before" + (f" with other {change}" if change else "")
+            worst, count = max(worst, _judge(bench, run, what)), count + 1
+    return worst
+
+
+def _rewritten(held: BatchView, view: BatchView) -> BatchView:
+    """``view`` in the tensors of ``held``, which have its shapes."""
+    for item in fields(BatchView):
+        tensor, value = getattr(held, item.name), getattr(view, item.name)
+        if isinstance(tensor, torch.Tensor) and tensor is not value:
+            tensor.copy_(value)
+    return held
+
+
+def check_in_turn(pairs: Sequence[tuple[AttentionBench, Any]], phase: Phase, lens: Lens) -> float:
+    """Backends that live beside each other, each with a pool of its own; the first outlives the others."""
+    for bench, _ in pairs:
+        bench.fill([total for _, total in lens])
+
+    def started(place: int) -> _Run:
+        bench, backend = pairs[place]
+        return _start(bench, backend, bench.eager(phase, lens), lens, range(len(lens)))
+
+    worst = 0.0
+    for number in range(2):
+        for place, run in enumerate([started(place) for place in range(len(pairs))]):
+            worst = max(worst, _judge(pairs[place][0], run, f"instance {place} of {len(pairs)}, batch {number}"))
+    for bench, backend in pairs[1:]:
+        bench.rig.platform.synchronize()
+        backend.close()
+    return max(worst, _judge(pairs[0][0], started(0), "instance 0, after the others were closed"))

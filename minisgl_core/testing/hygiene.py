@@ -1,0 +1,113 @@
+"""What a backend shares with everything else in its process, and must leave as it found it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest import SkipTest
+
+import numpy as np
+import torch
+
+from .compare import Mismatch
+
+__all__ = ["same_process"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One thing of which a process has one. ``put`` takes what ``get`` gave."""
+
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+    is_shown: bool = True
+    """Do its values say anything to a person?"""
+
+
+def _deterministic() -> str:
+    if not torch.are_deterministic_algorithms_enabled():
+        return "off"
+    return "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
+
+
+def _set_deterministic(value: str) -> None:
+    torch.use_deterministic_algorithms(value != "off", warn_only=value == "warn")
+
+
+def _set_default_device(device: torch.device) -> None:
+    """None is what torch starts with, and costs nothing; a device is a mode that every factory call goes through."""
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _torch_random() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _set_torch_random(state: bytes) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _numpy_random() -> dict[str, Any]:
+    state: dict[str, Any] = np.random.get_state(legacy=False)
+    inner = state["state"]
+    return {**state, "state": {**inner, "key": inner["key"].tolist()}}
+
+
+SETTINGS: Final[Sequence[_Setting]] = (
+    _Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _Setting("torch's default device", torch.get_default_device, _set_default_device),
+    _Setting("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
+    _Setting("torch's deterministic algorithms", _deterministic, _set_deterministic),
+    _Setting("torch's grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    _Setting(
+        "the precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    ),
+    _Setting("torch's random state", _torch_random, _set_torch_random, is_shown=False),
+    _Setting("Python's random state", random.getstate, random.setstate, is_shown=False),
+    _Setting("NumPy's random state", _numpy_random, np.random.set_state, is_shown=False),
+)
+"""Random states are the host's: reading a GPU's would wait for it."""
+
+
+@contextmanager
+def same_process() -> Iterator[None]:
+    """What the block changes of :data:`SETTINGS` is put back, so that the next case starts as this one did, and raises
+    :class:`Mismatch` with the names; a complaint of the block itself is kept in it, as it may follow from the change.
+    """
+    grad_mode = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)  # inference mode ignores it, and switching it off then shows
+    before = [setting.get() for setting in SETTINGS]
+    try:
+        try:
+            yield
+        finally:
+            changes = _undo(before)
+            torch.set_grad_enabled(grad_mode)
+    except SkipTest:
+        raise
+    except Exception as error:
+        if not changes:
+            raise
+        told = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
+        raise Mismatch(f"{_told(changes)}; then: {told}") from error
+    if changes:
+        raise Mismatch(_told(changes))
+
+
+def _undo(before: Sequence[Any]) -> list[str]:
+    """Put everything back; what had to be."""
+    changes = []
+    for setting, value in zip(SETTINGS, before, strict=True):
+        now = setting.get()
+        if now != value:
+            setting.put(value)
+            changes.append(f"{setting.name} from {value} to {now}" if setting.is_shown else setting.name)
+    return changes
+
+
+def _told(changes: Sequence[str]) -> str:
+    return f"it changed what the whole process shares: {', '.join(changes)}"
