@@ -54,6 +54,8 @@ def _print(registry: Registry) -> None:
             click.echo(f"  hooks     {', '.join(plugin.hooks)}")
         if plugin.heavy_imports:
             click.echo(f"  imported  {', '.join(plugin.heavy_imports)} (a plugin's top package should import neither)")
+        if plugin.printed:
+            click.echo(f"  printed   {plugin.printed!r} (to standard output, which is the command's)")
         for candidate in plugin.candidates:
             name = candidate.label.partition("@")[0]
             click.echo(f"  {candidate.spec.role}:{name}".ljust(28) + candidate.spec.summary)

@@ -135,6 +135,9 @@ def _plugin_findings(found: Sequence[Found], registry: Registry, imports: Sequen
 
 
 def _record_findings(found: Found, record: PluginRecord, environment: Installed) -> Iterator[Finding]:
+    if record.printed:
+        text = f"it prints to standard output when it is loaded, which every command does: {record.printed!r}"
+        yield Finding("note", "plugin", found.name, text, "print nothing there, or use logging")
     if not record.failure:
         origin = check_origin(found, record.file)
         if origin is not None:

@@ -9,6 +9,7 @@ from minisgl_core import plugin_api
 from minisgl_core.errors import BackendError, ConfigError, MinisglError, nearest
 from minisgl_core.plugin_api import API_VERSIONS, CannotRun, Role
 
+from .guest import ProcessEndsError, as_guest
 from .imports import import_object
 from .plan import Choice
 
@@ -35,22 +36,24 @@ def build(choice: Choice, setup: object) -> Any:
     cls = load_class(choice)
     options = _options(choice)
     try:
-        return cls(setup, options)
+        with as_guest():
+            return cls(setup, options)
     except CannotRun as refused:
         raise _error(choice, f"cannot run here: {refused.reason}") from refused
     except MinisglError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit, ProcessEndsError) as error:
         raise _error(choice, f"failed to start: {type(error).__name__}: {error}") from error
 
 
 def load_class(choice: Choice) -> Any:
     """The class of a choice (models and platforms are constructed by the engine). Its role's methods are checked."""
     try:
-        cls = import_object(choice.factory)
+        with as_guest():
+            cls = import_object(choice.factory)
     except MinisglError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit, ProcessEndsError) as error:
         raise _error(choice, f"cannot be imported: {type(error).__name__}: {error}") from error
     missing = [name for name in _methods(choice) if not callable(getattr(cls, name, None))]
     if missing:
@@ -76,7 +79,8 @@ def _options(choice: Choice) -> Any:
             )
         return None
     try:
-        model = import_object(choice.options_model)
+        with as_guest():
+            model = import_object(choice.options_model)
         known = {field.alias or name for name, field in model.model_fields.items()}
     except Exception as error:
         raise _error(choice, f"its options model cannot be used: {type(error).__name__}: {error}") from error

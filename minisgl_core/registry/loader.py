@@ -18,6 +18,7 @@ from minisgl_core import __version__
 from minisgl_core.plugin_api import PROJECT, BackendSpec, hooks
 
 from .contract import HOOKS, PluginFault, check_api, check_hooks, check_specs
+from .guest import ProcessEndsError, Stream, as_guest, told_if_slow
 from .records import CORE, Candidate, PluginRecord, Registry, check_lists, exclusion
 from .scan import Found, core_requirement_problem, is_editable, scan
 
@@ -45,9 +46,13 @@ def discover(
     found = [item for item in found if item.name != CORE]
     check_lists([CORE, *(item.name for item in found)], allow, deny)
     manager = _new_manager()
-    records = [_load(_Source(CORE, f"core = {BUILTIN}", __version__, module=BUILTIN, editable=editable), manager)]
-    for item in found:
-        records.extend(_load(source, manager) for source in _sources(item, allow, deny))
+    sources = [_Source(CORE, f"core = {BUILTIN}", __version__, module=BUILTIN, editable=editable)]
+    sources += [source for item in found for source in _sources(item, allow, deny)]
+    records = []
+    with as_guest(), told_if_slow() as doing:
+        for source in sources:
+            doing(f'importing plugin {source.distribution} ([plugins] deny = ["{source.distribution}"] would skip it)')
+            records.append(_load(source, manager))
     return Registry(tuple(records), tuple(notes), manager)
 
 
@@ -105,17 +110,20 @@ class _Progress:
     import_ms: float = 0.0
     heavy_imports: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
-    candidates: tuple[Candidate, ...] = field(default=())
+    candidates: tuple[Candidate, ...] = ()
+    stream: Stream = field(default_factory=Stream)
 
 
 def _load(source: _Source, manager: pluggy.PluginManager) -> PluginRecord:
     progress, failure = _Progress(), source.problem
     if not failure and not source.excluded:
         try:
-            _load_into(source, progress, manager)
+            with as_guest() as progress.stream:
+                _load_into(source, progress, manager)
         except KeyboardInterrupt:
+            print(f"interrupted while plugin {source.distribution} was loaded", file=sys.stderr)
             raise
-        except PluginFault as fault:
+        except (PluginFault, ProcessEndsError) as fault:
             failure = str(fault)
         except BaseException as error:  # a plugin may even call sys.exit() when imported
             failure = f"{type(error).__name__}: {error}".strip(": \n").replace("\n", " ")
@@ -127,6 +135,7 @@ def _load(source: _Source, manager: pluggy.PluginManager) -> PluginRecord:
         editable=source.editable,
         import_ms=progress.import_ms,
         heavy_imports=progress.heavy_imports,
+        printed=progress.stream.printed,
         hooks=progress.hooks,
         candidates=() if failure else progress.candidates,
         failure="" if source.excluded else failure,

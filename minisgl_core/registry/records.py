@@ -13,6 +13,8 @@ from packaging.utils import canonicalize_name
 from minisgl_core.errors import ConfigError, nearest
 from minisgl_core.plugin_api import BackendSpec, Role
 
+from .guest import ProcessEndsError, as_guest
+
 __all__ = ["CORE", "Candidate", "Note", "PluginRecord", "Registry"]
 
 CORE: Final = "minisgl-core"
@@ -55,6 +57,8 @@ class PluginRecord:
     import_ms: float = 0.0
     heavy_imports: tuple[str, ...] = ()
     """Heavy packages that its import pulled in first."""
+    printed: str = ""
+    """The first line that it wrote to standard output while it was loaded; standard error got it instead."""
     hooks: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     failure: str = ""
@@ -71,6 +75,7 @@ class PluginRecord:
             "editable": self.editable,
             "import_ms": round(self.import_ms, 3),
             "heavy_imports": list(self.heavy_imports),
+            "printed": self.printed or None,
             "hooks": list(self.hooks),
             "backends": [f"{item.spec.role}:{item.label}" for item in self.candidates],
             "failure": self.failure or None,
@@ -128,8 +133,9 @@ class Registry:
                 continue
             caller = self.manager.subset_hook_caller("minisgl_plan_resolved", plugins - {plugin})
             try:
-                caller(plan=plan)
-            except Exception:
+                with as_guest():
+                    caller(plan=plan)
+            except (Exception, ProcessEndsError):
                 logger.exception("the plan observer of plugin %s failed", name)
 
 

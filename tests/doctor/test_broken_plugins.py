@@ -7,6 +7,7 @@ what to do. The sources are in tests/fixtures/broken_plugins.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ NOT_LOADED = {
     "wrong_type": "its minisgl_attention_backends returned a list holding str; return a list of BackendSpec",
     "api_too_new": "it needs attention API >=2, this core serves 1.0",
     "unknown_role": "MINISGL_PLUGIN.api names the unknown role 'atention'; did you mean 'attention'?",
+    "import_exits": "it calls os._exit(0), which would end every command",
     "misspelt_hook": "it has an unknown hook minisgl_attention_backend; did you mean 'minisgl_attention_backends'?",
 }
 """Plugins that offer nothing, and the reason that is recorded."""
@@ -64,6 +66,9 @@ def test_broken_plugin_that_cannot_be_loaded_hinders_nobody(
     assert code == 2 and name in err  # its names are unknowable, so it is listed
     code, findings, _ = commands.diagnose()
     (finding,) = [one for one in findings if one["subject"] == name]
+    if case == "import_exits":  # there it may: each import has a process of its own
+        assert code == 1 and finding["text"] == "importing broken_import_exits, the process died (exit code 0)"
+        return
     assert code == 1 and (finding["level"], finding["check"]) == ("wrong", "plugin")
     assert reason in finding["text"] and f"pip uninstall {name}" in finding["remedy"]
 
@@ -89,6 +94,26 @@ def test_broken_plugin_whose_import_kills_the_process_does_not_kill_doctor(
     assert data["plugins"][0]["import_ms"] is None
     commands.deny(name)
     assert commands.run("plugins")[0] == 0
+
+
+def test_broken_plugin_that_prints_spoils_no_answer_and_is_named(
+    commands: Any, break_with: Callable[..., str], generate: Callable[..., Any]
+) -> None:
+    name = break_with("prints")
+    for asked in (("plugins", "--json"), EXPLAIN):
+        code, out, err = commands.run(*asked)
+        assert code == 0 and json.loads(out) and err == "fast kernels 1.0\nlooking for hardware\n"
+        del sys.modules["broken_prints"]
+    code, answered, err = generate()
+    assert (code, answered) == (0, True) and err.startswith(
+        "fast kernels 1.0\nlooking for hardware\nwhat a nice plan\n"
+    )
+    assert f"{name} (main = broken_prints)\n  hooks" in (out := commands.run("plugins")[1])
+    assert "  printed   'looking for hardware' (to standard output" in out  # its module is loaded already
+    del sys.modules["broken_prints"]
+    code, (finding,), _ = commands.diagnose()
+    assert (code, finding["level"], finding["check"], finding["subject"]) == (0, "note", "plugin", name)
+    assert finding["text"].endswith("which every command does: 'fast kernels 1.0'")
 
 
 def test_broken_plugin_with_a_taken_name_makes_both_ambiguous(commands: Any, break_with: Callable[..., str]) -> None:
