@@ -8,6 +8,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from minisgl_core.plugin_api import ROLES
 from minisgl_core.registry import Candidate, Choice, DeviceFacts, Registry
+from minisgl_core.registry.checks import run_checks
 from minisgl_core.registry.matching import match
 from minisgl_core.registry.query import Need
 from minisgl_core.registry.records import CORE
@@ -45,7 +46,7 @@ def check_clashes(registry: Registry) -> Iterator[Finding]:
 
 
 def check_needs(candidates: Sequence[Candidate], environment: Environment) -> Iterator[Finding]:
-    """Unmet requirements. It is wrong if no variant of a name has what it needs; an unused variant is a note."""
+    """Unmet requirements and checks. It is wrong if no variant of a name can run; an unused variant is a note."""
     unmet = {item.key: check_requirements(item.spec, environment) for item in candidates}
     ready = {(item.spec.role, item.spec.name, item.distribution) for item in candidates if not unmet[item.key]}
     for item in candidates:
@@ -55,6 +56,9 @@ def check_needs(candidates: Sequence[Candidate], environment: Environment) -> It
             fix = reason.fix or ("wait for a release that has it" if own else f"install what provides {reason.wanted}")
             text = f"it needs {reason.wanted}, found {reason.supported}"
             yield Finding("note" if own or served else "wrong", "requirement", item.key, text, fix)
+    for key, reason in run_checks(item for item in candidates if not unmet[item.key]).items():
+        text = f"{reason.field}: it wants {reason.wanted}, found {reason.supported}"
+        yield Finding("wrong", "requirement", key, text, reason.fix or "repair it, or choose another backend")
 
 
 def _own_module(item: Candidate, requirement: str) -> bool:

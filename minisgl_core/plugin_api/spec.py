@@ -141,6 +141,8 @@ class BackendSpec:
     ``probe`` is a function called as ``probe(facts)`` in a throw-away process once the backend is chosen: it returns,
     or raises :class:`CannotRun`; facts are plain data: role, name, variant, device {kind, sm, name}, dtype, kv_dtype,
     q_heads, kv_heads (one rank's), head_dim, page_size (the pool's), kv_layout.
+    ``check`` is a quick question of the same kind, called as ``check()`` in this process whenever the backend would be
+    chosen, by ``minisgl explain`` too; nothing is remembered. Its module imports nothing heavy.
     ``tier``: lower is preferred where neither config, calibration nor the core's table decides.
     """
 
@@ -156,6 +158,7 @@ class BackendSpec:
     stand_in: bool = False
     """True for implementations that exist to check or replace hardware: never chosen by ``auto`` on a CUDA device."""
     summary: str = ""
+    check: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from minisgl_core.plugin_api import Reason
 
+from .checks import run_checks
 from .loader import discover
 from .plan import Choice, Plan
 from .probe import run_probes
@@ -50,4 +51,5 @@ def choice_beside(
 
 def _probed(verdict: Verdict, query: PlanQuery, joint: Joint, prober: Prober) -> tuple[Reason, ...]:
     request = probe_request(verdict.candidate, query, joint)
-    return tuple(prober([request]).values()) if request.probe else ()
+    refused = run_checks([verdict.candidate]) or (prober([request]) if request.probe else {})
+    return tuple(refused.values())

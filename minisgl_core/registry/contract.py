@@ -110,7 +110,7 @@ def _problems(spec: Any) -> Iterable[str]:
         yield f"name is {spec.name!r}; use letters, digits, dots, dashes and underscores"
     if not isinstance(spec.variant, str) or (spec.variant and not _BACKEND_NAME.fullmatch(spec.variant)):
         yield f"variant is {spec.variant!r}; use letters, digits, dots, dashes and underscores"
-    for field in ("factory", "probe", "options"):
+    for field in ("factory", "probe", "check", "options"):
         value = getattr(spec, field)
         optional = field != "factory" and value is None
         if not optional and not (isinstance(value, str) and _IMPORT_STRING.fullmatch(value)):

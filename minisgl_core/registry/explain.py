@@ -17,8 +17,8 @@ from .query import Joint, PlanQuery, Slot, need_of
 from .records import Note, PluginRecord, Registry
 from .refusal import refusal
 from .requirements import Environment, Installed, check_requirements
-from .resolve import check_query, plan_of
-from .solve import Solution, Verdict, solve
+from .resolve import check_query, plan_of, settle
+from .solve import Solution, Verdict
 
 __all__ = ["CandidateReport", "Explanation", "SlotReport", "explain"]
 
@@ -117,7 +117,7 @@ def explain(
     registry = registry.restricted(query.allow, query.deny)
     check_query(query, registry)
     here = environment or Installed()
-    solution = solve(query, registry, None if elsewhere else here)
+    solution = settle(query, registry, None if elsewhere else here, prober=None)
     error: BackendError | None = refusal(query, solution, registry) if solution.conflict else None
     reporter = _Reporter(query, solution, here if elsewhere else None)
     return Explanation(

@@ -12,6 +12,7 @@ from .query import ANY_KEY, PlanQuery, Slot, slots_of
 from .ranking import AUTO, selects
 from .records import Registry
 from .solve import Solution
+from .stand_ins import told_stand_ins
 
 __all__ = ["Named", "check_used", "named_by", "remarks"]
 
@@ -78,7 +79,12 @@ def _means(named: Named, slot: Slot, registry: Registry) -> bool:
 
 
 def remarks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
-    """What is to be told beside this plan: a named graph runner records nothing where no graphs are asked for."""
+    """What is to be told beside this plan: a named graph runner that records nothing, and slow stand-ins."""
+    return (*_idle_graph_runner(query, solution), *told_stand_ins(query, solution))
+
+
+def _idle_graph_runner(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
+    """A named graph runner records nothing where no graphs are asked for."""
     named = any(one.role == "graph" and AUTO not in one.names for one in named_by(query))
     runner = next((verdict for slot, verdict in solution.chosen.items() if slot.role == "graph"), None)
     if query.graph or not named or runner is None or runner.box is None or runner.box.graph == "never":

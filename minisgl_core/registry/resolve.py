@@ -12,6 +12,7 @@ from minisgl_core import __version__
 from minisgl_core.errors import BackendError, ConfigError, nearest
 from minisgl_core.plugin_api import ROLES, Reason, Role
 
+from .checks import run_checks
 from .loader import discover
 from .matching import kernel_page_size
 from .named import check_used, named_by, remarks
@@ -24,7 +25,7 @@ from .refusal import refusal, unknown_backend
 from .requirements import Environment, Installed
 from .solve import Solution, Verdict, solve
 
-__all__ = ["Prober", "check_query", "choice_of", "plan_of", "probe_request", "resolve_plan"]
+__all__ = ["Prober", "check_query", "choice_of", "plan_of", "probe_request", "resolve_plan", "settle"]
 
 Prober = Callable[[Sequence[ProbeRequest]], Mapping[str, Reason]]
 """Runs probes; returns the refusals by :attr:`ProbeRequest.key`."""
@@ -50,7 +51,9 @@ def resolve_plan(
     check_query(query, registry)
     for plugin in registry.failures():
         logger.warning("plugin %s is not used: %s", plugin.distribution, plugin.failure)
-    solution = _solve_and_probe(query, registry, environment or Installed(), prober or run_probes)
+    solution = settle(query, registry, environment or Installed(), prober or run_probes)
+    if solution.conflict:
+        raise refusal(query, solution, registry)
     plan = plan_of(query, solution)
     for line in (*plan.fallbacks, *remarks(query, solution)):
         logger.warning("%s", line)
@@ -58,27 +61,26 @@ def resolve_plan(
     return plan
 
 
-def _solve_and_probe(query: PlanQuery, registry: Registry, environment: Environment, prober: Prober) -> Solution:
+def settle(query: PlanQuery, registry: Registry, environment: Environment | None, prober: Prober | None) -> Solution:
+    """Solve, strike what its own check or probe refuses, and solve again. It may end in a conflict.
+
+    Without an environment (the device is not here) nothing is checked, without a prober nothing is probed.
+    """
     struck: dict[str, Reason] = {}
     passed: set[str] = set()
     while True:
         solution = solve(query, registry, environment, struck)
-        if solution.conflict:
-            raise refusal(query, solution, registry)
-        requests = [
-            request for request in _probe_requests(query, solution) if request.key not in passed and request.probe
-        ]
-        refused = prober(requests) if requests else {}
-        passed.update(request.key for request in requests)
+        chosen = [verdict.candidate for some in solution.by_batch(query).values() for _, verdict in some]
+        asked = {candidate.key: candidate for candidate in chosen if candidate.key not in passed}
+        refused: Mapping[str, Reason] = {} if environment is None else run_checks(asked.values())
+        if prober is not None and not refused:
+            requests = [probe_request(candidate, query, solution.joint) for candidate in asked.values()]
+            requests = [request for request in requests if request.probe]
+            refused = prober(requests) if requests else {}
+            passed.update(asked)
         struck.update(refused)
         if not refused:
             return solution
-
-
-def _probe_requests(query: PlanQuery, solution: Solution) -> list[ProbeRequest]:
-    chosen = [verdict.candidate for some in solution.by_batch(query).values() for _, verdict in some]
-    distinct = {candidate.key: candidate for candidate in chosen}
-    return [probe_request(candidate, query, solution.joint) for candidate in distinct.values()]
 
 
 def probe_request(candidate: Candidate, query: PlanQuery, joint: Joint) -> ProbeRequest:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from minisgl_core.doctor.machine import Machine, check_memory, weight_bytes
 from minisgl_core.doctor.metadata import check_requires
 from minisgl_core.doctor.plans import plans_of_ranks
 from minisgl_core.modelconfig.geometries import geometry
-from minisgl_core.plugin_api import BackendSpec
+from minisgl_core.plugin_api import BackendSpec, CannotRun, Reason
 from minisgl_core.registry import Candidate, DeviceFacts, PlanQuery, discover
 
 pytest.importorskip("minisgl_cpu_sim")
@@ -151,6 +152,18 @@ def test_what_a_plugin_itself_lacks_is_no_fault_of_this_machine() -> None:
     assert (note.level, note.remedy) == ("note", "wait for a release that has it")
     (compiler,) = check_needs([_offer("x", (("exec:g++", "exec:c++"),))], Nothing())
     assert compiler.level == "wrong" and compiler.remedy == "install g++ or install c++"
+
+
+def test_a_check_that_says_no_is_wrong_with_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise CannotRun(Reason("no-compiler", "compiler", "one", "none", "install one"))
+
+    monkeypatch.setattr("minisgl_core.env.refuse", refuse, raising=False)
+    offer = _offer("x", ())
+    checked = replace(offer, spec=replace(offer.spec, check="minisgl_core.env:refuse"))
+    (finding,) = check_needs([checked], Nothing())
+    assert (finding.level, finding.check, finding.subject) == ("wrong", "requirement", checked.key)
+    assert (finding.text, finding.remedy) == ("compiler: it wants one, found none", "install one")
 
 
 def test_requirements_of_extras_and_of_the_core_are_not_asked_here() -> None:

@@ -13,8 +13,8 @@ MINISGL_PLUGIN = PluginInfo(
 )
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
-_COMPILER: Final = (("exec:g++", "exec:c++", "exec:clang++"),)
-"""The native kernels are compiled for the machine at first use."""
+_COMPILED: Final = "minisgl_cpu_sim.native.build:check"
+"""The native kernels are compiled for the machine at first use: can they be?"""
 
 
 def _attention_caps(*devices: str) -> Caps:
@@ -54,7 +54,7 @@ def minisgl_attention_backends() -> list[BackendSpec]:
             role="attention",
             name="cpu",
             factory="minisgl_cpu_sim.native.attention:NativeAttention",
-            requires=_COMPILER,
+            check=_COMPILED,
             caps=(_attention_caps("cpu"),),
             tier=10,
             summary="C++: blocked prefill, split decode",
@@ -79,7 +79,7 @@ def minisgl_kv_kernels() -> list[BackendSpec]:
             role="kv",
             name="cpu",
             factory="minisgl_cpu_sim.native.kv:NativeKV",
-            requires=_COMPILER,
+            check=_COMPILED,
             caps=(_kv_caps("cpu"),),
             tier=10,
             summary="C++: rows moved as bytes",
@@ -104,7 +104,7 @@ def minisgl_moe_executors() -> list[BackendSpec]:
             role="moe",
             name="cpu",
             factory="minisgl_cpu_sim.native.moe:NativeMoE",
-            requires=_COMPILER,
+            check=_COMPILED,
             caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always"),),
             tier=10,
             summary="C++: tokens grouped by expert",
@@ -132,7 +132,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
             role="ops",
             name="cpu",
             factory="minisgl_cpu_sim.native.ops:NativeOps",
-            requires=_COMPILER,
+            check=_COMPILED,
             caps=(
                 Caps(
                     devices=("cpu",),
@@ -160,7 +160,7 @@ def minisgl_linears() -> list[BackendSpec]:
             role="linear",
             name="cpu",
             factory="minisgl_cpu_sim.native.linear:NativeLinear",
-            requires=_COMPILER,
+            check=_COMPILED,
             caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always", formats=("plain",)),),
             tier=10,
             summary="C++: skinny products at memory speed, blocked ones above",

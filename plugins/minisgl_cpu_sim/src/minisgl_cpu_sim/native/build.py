@@ -77,7 +77,11 @@ def compiler_command() -> tuple[str, ...]:
 
 def _made_by_any(folder: Path) -> Path | None:
     """The library, whatever compiler made it; None if CXX says which one should."""
-    return None if os.environ.get("CXX") else find_compiled(folder, f"kernels-{_source_key()}-*.so")
+    return None if _is_named() else find_compiled(folder, f"kernels-{_source_key()}-*.so")
+
+
+def _is_named() -> bool:
+    return bool(os.environ.get("CXX", "").strip())
 
 
 def _name(command: tuple[str, ...]) -> str:
@@ -142,13 +146,13 @@ def _check(status: int, stderr: str, command: tuple[str, ...]) -> None:
 
 
 def _refusal(command: tuple[str, ...], problem: str) -> CannotRun:
-    compiler = shlex.join(command[: -len(_FLAGS)])
+    compiler, named = shlex.join(command[: -len(_FLAGS)]), _is_named()
     return CannotRun(
         Reason(
             code="compile-failed",
-            field="CXX" if os.environ.get("CXX") else "C++ compiler",
+            field="CXX" if named else "C++ compiler",
             wanted="the CPU kernels compiled",
             supported=f"{compiler} failed: {problem[:200]}",
-            fix="install g++ 10 or newer, or set CXX to one",
+            fix="set CXX to g++ 10 or newer, or unset it" if named else "install g++ 10 or newer, or set CXX to one",
         )
     )
