@@ -22,7 +22,7 @@ def read_json(path: Path) -> dict[str, Any]:
             value=str(path),
             remedy="fix or download the file again",
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, numbers of thousands of digits, deep nesting
         raise CheckpointError(
             f"{str(path)!r} cannot be read: {error}", field=path.name, value=str(path), remedy="check the file"
         ) from error

@@ -32,6 +32,10 @@ class Family:
     o_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = False
     qk_norm: bool = False
+    partial_rotary: bool = False
+    """Does it know ``partial_rotary_factor``? None of transformers' families below does: they ignore the factor if the
+    rope is a plain one, and fail if it is scaled.
+    """
     moe: bool = False
     shared_expert: bool = False
 
@@ -93,5 +97,5 @@ FAMILIES: Final[dict[str, Family]] = {
 }
 """By ``model_type``."""
 
-ANY_FAMILY: Final = Family("", "all", 2048, mlp_bias="mlp_bias")
+ANY_FAMILY: Final = Family("", "all", 2048, mlp_bias="mlp_bias", partial_rotary=True)
 """How a family that a model plugin brings is read, if its config.json uses the usual keys."""

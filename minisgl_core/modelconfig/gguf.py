@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Any, Final
 
 from ..errors import CheckpointError
 from ..formats import GGUFFile
 from .facts import ModelConfig, MoEConfig, RopeConfig
-from .rope import DEFAULT_THETA
+from .keys import MAX_INTEGER, MOST_LAYERS
+from .rope import DEFAULT_THETA, FACTORS, THETAS
 
 __all__ = ["GGUF_MODEL_TYPES", "read_gguf"]
 
@@ -37,10 +38,13 @@ def read_gguf(file: GGUFFile) -> ModelConfig:
     if arch == "llama" and file.metadata.get("llama.expert_count"):
         raise _error(file, "llama.expert_count", file.metadata["llama.expert_count"], "Mixtral is not supported")
     heads, hidden = _integer(file, "attention.head_count"), _integer(file, "embedding_length")
+    kv_heads = _integer(file, "attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise _error(file, f"{arch}.attention.head_count_kv", kv_heads, f"it must divide the {heads} query heads")
     head_dim = _integer(file, "attention.key_length", hidden // heads)
-    num_layers = _integer(file, "block_count")
+    num_layers = _integer(file, "block_count", high=MOST_LAYERS)
     context = _integer(file, "context_length")
-    window = _integer(file, "attention.sliding_window", 0) or None
+    window = _integer(file, "attention.sliding_window", 0, low=0) or None
     return ModelConfig(
         architecture="MistralForCausalLM" if arch == "llama" and window else architecture,
         model_type="mistral" if arch == "llama" and window else model_type,
@@ -48,41 +52,52 @@ def read_gguf(file: GGUFFile) -> ModelConfig:
         hidden_size=hidden,
         num_layers=num_layers,
         num_q_heads=heads,
-        num_kv_heads=_integer(file, "attention.head_count_kv", heads),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=_integer(file, "feed_forward_length", 0),
-        rms_norm_eps=round(float(file.require(f"{arch}.attention.layer_norm_rms_epsilon")), 12),
+        intermediate_size=_integer(file, "feed_forward_length", 0, low=0),
+        rms_norm_eps=round(_number(file, "attention.layer_norm_rms_epsilon", low=1e-11, high=1.0), 12),
         rope=_rope(file, head_dim, context),
         max_position_embeddings=context,
         tie_word_embeddings="output.weight" not in file.tensors,
-        dtype=_FILE_TYPE_DTYPES.get(file.metadata.get("general.file_type", _F32), "float32"),
+        dtype=_dtype(file),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         windows=(window,) * num_layers,
         moe=_moe(file, num_layers) if arch == "qwen3moe" else None,
-        eos_token_ids=_eos(file),
-        bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_ids=_token_ids(file, "eos", "eot"),  # end of sequence, and end of turn where the file names one
+        bos_token_id=next(iter(_token_ids(file, "bos")), None),
     )
 
 
 def _error(file: GGUFFile, key: str, value: object, remedy: str) -> CheckpointError:
     return CheckpointError(
-        f"GGUF file {str(file.path)!r} has `{key}` = {value!r}", field=key, value=value, remedy=remedy
+        f"GGUF file {str(file.path)!r} has `{key}` = {value!r:.80}", field=key, value=value, remedy=remedy
     )
 
 
-def _integer(file: GGUFFile, suffix: str, default: int | None = None) -> int:
+def _integer(file: GGUFFile, suffix: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER) -> int:
+    key, value = _found(file, suffix, default)
+    if isinstance(value, list) and value and value.count(value[0]) == len(value):
+        value = value[0]
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _error(file, key, value, f"it must be one integer for all layers, from {low} to {high}")
+    return value
+
+
+def _number(file: GGUFFile, suffix: str, default: float | None = None, *, low: float, high: float) -> float:
+    key, value = _found(file, suffix, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise _error(file, key, value, f"it must be a number from {low:g} to {high:g}")
+    return float(value)
+
+
+def _found(file: GGUFFile, suffix: str, default: object) -> tuple[str, Any]:
+    """(key, value); raises if it is missing and there is no default."""
     key = f"{file.architecture}.{suffix}"
     value = file.metadata.get(key, default)
-    if value is None:
-        value = file.require(key)
-    if isinstance(value, list) and len(set(value)) == 1:
-        value = value[0]
-    if not isinstance(value, int):
-        raise _error(file, key, value, "minisgl needs one number for all layers")
-    return value
+    return key, file.require(key) if value is None else value
 
 
 def _vocab_size(file: GGUFFile) -> int:
@@ -90,7 +105,14 @@ def _vocab_size(file: GGUFFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise _error(file, "token_embd.weight", None, "the file holds no embedding: it is not a whole model")
+    if len(embedding.shape) != 2 or not 0 < embedding.shape[0] <= MAX_INTEGER:
+        raise _error(file, "token_embd.weight", embedding.shape, "an embedding is a matrix of one row per token")
     return embedding.shape[0]
+
+
+def _dtype(file: GGUFFile) -> str:
+    kind = file.metadata.get("general.file_type", _F32)
+    return _FILE_TYPE_DTYPES.get(kind, "float32") if isinstance(kind, int) else "float32"
 
 
 def _rope(file: GGUFFile, head_dim: int, context: int) -> RopeConfig:
@@ -101,12 +123,15 @@ def _rope(file: GGUFFile, head_dim: int, context: int) -> RopeConfig:
     attention_factor = file.metadata.get(f"{arch}.rope.scaling.attn_factor", 1.0)
     if attention_factor != 1.0:
         raise _error(file, f"{arch}.rope.scaling.attn_factor", attention_factor, "minisgl supports 1.0")
+    rotary_dim = _integer(file, "rope.dimension_count", head_dim, high=head_dim)
+    if rotary_dim % 2:
+        raise _error(file, f"{arch}.rope.dimension_count", rotary_dim, "it must be even: pairs are turned")
     scaled = kind != "none"
     return RopeConfig(
-        theta=float(file.metadata.get(f"{arch}.rope.freq_base", DEFAULT_THETA)),
-        rotary_dim=_integer(file, "rope.dimension_count", head_dim),
+        theta=_number(file, "rope.freq_base", DEFAULT_THETA, low=THETAS[0], high=THETAS[1]),
+        rotary_dim=rotary_dim,
         kind=kind if scaled else "default",
-        factor=float(file.require(f"{arch}.rope.scaling.factor")) if scaled else 1.0,
+        factor=_number(file, "rope.scaling.factor", low=FACTORS[0], high=FACTORS[1]) if scaled else 1.0,
         original_max_position=_integer(file, "rope.scaling.original_context_length", context),
         divisors=_divisors(file),
     )
@@ -121,21 +146,32 @@ def _divisors(file: GGUFFile) -> tuple[float, ...]:
         raise _error(file, "rope_freqs.weight", tensor, "it must be a float32 vector")
     with file.path.open("rb") as content:
         content.seek(tensor.start)
-        return struct.unpack(f"<{tensor.shape[0]}f", content.read(4 * tensor.shape[0]))
+        found = content.read(4 * tensor.shape[0])
+    if len(found) < 4 * tensor.shape[0]:
+        raise _error(file, "rope_freqs.weight", tensor, "the file ends inside it: download it again")
+    divisors = struct.unpack(f"<{tensor.shape[0]}f", found)
+    if not all(FACTORS[0] <= divisor <= FACTORS[1] for divisor in divisors):
+        raise _error(file, "rope_freqs.weight", tensor, f"it must hold numbers from {FACTORS[0]:g} to {FACTORS[1]:g}")
+    return divisors
 
 
 def _moe(file: GGUFFile, num_layers: int) -> MoEConfig:
     layers = tuple(layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" in file.tensors)
+    num_experts = _integer(file, "expert_count")
     return MoEConfig(
-        num_experts=_integer(file, "expert_count"),
-        top_k=_integer(file, "expert_used_count"),
+        num_experts=num_experts,
+        top_k=_integer(file, "expert_used_count", high=num_experts),
         intermediate_size=_integer(file, "expert_feed_forward_length"),
         norm_topk_prob=True,  # the format has no such key: readers of this architecture renormalise
         layers=layers,
     )
 
 
-def _eos(file: GGUFFile) -> tuple[int, ...]:
-    """End of sequence, and end of turn where the file names one apart."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    return tuple(dict.fromkeys(int(file.metadata[key]) for key in keys if key in file.metadata))
+def _token_ids(file: GGUFFile, *names: str) -> tuple[int, ...]:
+    """The special tokens of these names, those that the file has."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in names]
+    found = {key: file.metadata[key] for key in keys if key in file.metadata}
+    for key, value in found.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise _error(file, key, value, "it must be a token id")
+    return tuple(dict.fromkeys(found.values()))

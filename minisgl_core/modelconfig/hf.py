@@ -12,13 +12,14 @@ from ..errors import CheckpointError
 from ..formats import read_json
 from .facts import ModelConfig, MoEConfig
 from .families import ANY_FAMILY, FAMILIES, Family
-from .keys import Keys
+from .keys import MOST_LAYERS, Keys
 from .rope import read_rope
 
 __all__ = ["config_from_dict", "read_hf_folder"]
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _SAFETENSORS_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_LAYER_TYPES: Final = ("full_attention", "sliding_attention")
 _GENERIC_KEYS: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
@@ -56,7 +57,7 @@ def config_from_dict(
     kv_heads = _kv_heads(keys, family, heads)
     head_dim = _head_dim(keys, family, heads)
     max_position = keys.integer("max_position_embeddings", family.max_position)
-    num_layers = keys.integer("num_hidden_layers")
+    num_layers = keys.integer("num_hidden_layers", high=MOST_LAYERS)
     return ModelConfig(
         architecture=architecture,
         model_type=model_type,
@@ -67,8 +68,8 @@ def config_from_dict(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=keys.integer("intermediate_size"),
-        rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
-        rope=read_rope(keys, head_dim, max_position),
+        rms_norm_eps=keys.number("rms_norm_eps", 1e-6, low=1e-30, high=1.0),
+        rope=read_rope(keys, head_dim, max_position, model_type, partial=family.partial_rotary),
         max_position_embeddings=max_position,
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
         dtype=_dtype(keys, folder),
@@ -86,9 +87,9 @@ def config_from_dict(
 
 def _identify(keys: Keys) -> tuple[str, Family, str]:
     """(model_type, family, architecture). A family we have no table of is read by the usual keys, if it has them."""
-    names = keys.get("architectures")
-    named = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    model_type = keys.get("model_type") or ""
+    names = keys.texts("architectures")
+    named = names[0] if names else ""
+    model_type = keys.text("model_type") or ""
     if model_type in FAMILIES:
         family = FAMILIES[model_type]
         return model_type, family, named or family.architecture
@@ -98,7 +99,7 @@ def _identify(keys: Keys) -> tuple[str, Family, str]:
     if not named or any(keys.get(key) is None for key in _GENERIC_KEYS):
         raise keys.error(
             "architectures",
-            f"names no architecture that minisgl can read: {named or model_type or None!r}",
+            f"names no architecture that minisgl can read: {named or model_type or None!r:.80}",
             f"known ones are {', '.join(family.architecture for family in FAMILIES.values())}",
         )
     return model_type, ANY_FAMILY, named
@@ -110,7 +111,7 @@ def _refuse_unsupported(keys: Keys) -> None:
             raise keys.error(key, "says that the weights are quantised", "use an unquantised folder or a GGUF file")
     act = keys.get("hidden_act")
     if act not in (None, "silu", "swish"):
-        raise keys.error("hidden_act", f"is {act!r}", "minisgl supports silu")
+        raise keys.wrong("hidden_act", "minisgl supports silu")
 
 
 def _kv_heads(keys: Keys, family: Family, heads: int) -> int:
@@ -123,11 +124,16 @@ def _kv_heads(keys: Keys, family: Family, heads: int) -> int:
 
 def _head_dim(keys: Keys, family: Family, heads: int) -> int:
     hidden = keys.integer("hidden_size")
-    if keys.get("head_dim") is None and family.head_dim is None and hidden % heads:
+    derived = keys.get("head_dim") is None and family.head_dim is None
+    if derived and hidden % heads:
         raise keys.error(
             "head_dim", "is missing", f"add it: hidden_size {hidden} is not a multiple of {heads} attention heads"
         )
-    return keys.integer("head_dim", family.head_dim or hidden // heads)
+    head_dim = keys.integer("head_dim", family.head_dim or hidden // heads)
+    if head_dim % 2:
+        told = f"would be {hidden} / {heads} = {head_dim}" if derived else f"is {head_dim}"
+        raise keys.error("head_dim", told, "it must be even: rotary embedding turns pairs of dimensions")
+    return head_dim
 
 
 def _switch(keys: Keys, rule: bool | str) -> bool:
@@ -137,49 +143,55 @@ def _switch(keys: Keys, rule: bool | str) -> bool:
 
 
 def _dtype(keys: Keys, folder: Path | None) -> str:
-    name = keys.get("dtype") or keys.get("torch_dtype")
+    spelling = "torch_dtype" if keys.get("dtype") is None else "dtype"
+    name = keys.text(spelling)
     if name is None or name == "auto":
         return _dtype_of_weights(folder)
-    plain = str(name).removeprefix("torch.")
+    plain = name.removeprefix("torch.")
     if plain not in _DTYPES:
-        raise keys.error("dtype", f"is {name!r}", f"minisgl runs {', '.join(_DTYPES)}")
+        raise keys.error("dtype", f"is {name!r:.80}", f"minisgl runs {', '.join(_DTYPES)}")
     return plain
 
 
 def _dtype_of_weights(folder: Path | None) -> str:
     """The dtype of the first floating tensor of the first safetensors file; float32 if there is none."""
     for path in sorted(folder.glob("*.safetensors")) if folder else ():
-        try:
-            with path.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(length))
-        except (OSError, struct.error, ValueError):
-            continue  # a broken file is reported, with its name, when weights are loaded
-        for name, entry in header.items():
-            if name != "__metadata__" and entry.get("dtype") in _SAFETENSORS_DTYPES:
-                return _SAFETENSORS_DTYPES[entry["dtype"]]
+        for name, entry in _safetensors_header(path).items():
+            stored = entry.get("dtype") if name != "__metadata__" and isinstance(entry, Mapping) else None
+            if isinstance(stored, str) and stored in _SAFETENSORS_DTYPES:
+                return _SAFETENSORS_DTYPES[stored]
     return "float32"
+
+
+def _safetensors_header(path: Path) -> Mapping[str, Any]:
+    """Empty for a broken file: that is reported, with its name, when weights are loaded."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(length, path.stat().st_size)))
+    except (OSError, struct.error, ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, Mapping) else {}
 
 
 def _windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
     """The sliding window of each layer. ``layer_types``, where given, says which layers have it."""
     absent = family.window if "sliding_window" not in keys.content else None
     window = keys.integer("sliding_window", absent or 0, low=0) or None
-    if family.windows == "none" or window is None:
-        return (None,) * num_layers
-    if family.windows.startswith("switched") and not keys.flag("use_sliding_window", False):
-        return (None,) * num_layers
-    return tuple(window if windowed else None for windowed in _windowed_layers(keys, family, num_layers))
+    switched_off = family.windows.startswith("switched") and not keys.flag("use_sliding_window", False)
+    if family.windows == "none" or switched_off:
+        window = None
+    if window is None and family is ANY_FAMILY:
+        return (None,) * num_layers  # layers may be of kinds that only the plugin knows
+    windowed = _windowed_layers(keys, family, num_layers)
+    return tuple(window if has_window else None for has_window in windowed)
 
 
 def _windowed_layers(keys: Keys, family: Family, num_layers: int) -> list[bool]:
-    types = keys.get("layer_types")
+    types = keys.texts("layer_types")
     if types is not None:
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or len(types) < num_layers or any(kind not in known for kind in types):
-            raise keys.error(
-                "layer_types", f"is {types!r}", f"it must list {num_layers} of {' or '.join(map(repr, known))}"
-            )
+        if len(types) < num_layers or any(kind not in _LAYER_TYPES for kind in types):
+            raise keys.wrong("layer_types", f"it must list {num_layers} of {' or '.join(map(repr, _LAYER_TYPES))}")
         return [kind == "sliding_attention" for kind in types[:num_layers]]
     limit = keys.integer("max_window_layers", family.window_layers, low=0)
     if family.windows == "switched_upper":
@@ -198,7 +210,7 @@ def _moe(keys: Keys, family: Family, num_layers: int) -> MoEConfig | None:
     if top_k > num_experts:
         raise keys.error("num_experts_per_tok", f"is {top_k}", f"there are only {num_experts} experts")
     step = keys.integer("decoder_sparse_step", 1)
-    dense = keys.get("mlp_only_layers") or []
+    dense = frozenset(keys.integers("mlp_only_layers"))
     layers = tuple(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0)
     if not layers:
         return None
@@ -220,7 +232,6 @@ def _eos(keys: Keys, family: Family, generation: Keys) -> tuple[int, ...]:
 
 
 def _bos(keys: Keys, family: Family) -> int | None:
-    ids = keys.token_ids("bos_token_id")
     if "bos_token_id" not in keys.content:
         return family.bos
-    return ids[0] if ids else None
+    return next(iter(keys.token_ids("bos_token_id")), None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import CheckpointError
 
-__all__ = ["REQUIRED", "Keys"]
+__all__ = ["MAX_INTEGER", "MOST_LAYERS", "REQUIRED", "Keys"]
+
+MAX_INTEGER: Final = 2**63 - 1
+MOST_LAYERS: Final = 10_000
+"""Far beyond any model; each layer costs an entry in several tuples before anybody looks at memory."""
 
 
 class _Required:
@@ -32,41 +35,68 @@ class Keys:
             f"`{key}` in {self.where!r} {problem}", field=key, value=self.content.get(key), remedy=remedy
         )
 
+    def wrong(self, key: str, remedy: str) -> CheckpointError:
+        """:meth:`error` about what the key holds."""
+        return self.error(key, f"is {self.content.get(key)!r:.80}", remedy)
+
     def get(self, key: str) -> Any:
         """The bare value; None if absent."""
         return self.content.get(key)
 
-    def integer(self, key: str, default: int | _Required = REQUIRED, *, low: int = 1) -> int:
+    def integer(self, key: str, default: int | _Required = REQUIRED, *, low: int = 1, high: int = MAX_INTEGER) -> int:
         value = self._value(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise self.error(key, f"is {value!r}", f"it must be an integer of at least {low}")
-        return value
+        if not _is_integer(value) or not low <= value <= high:
+            above = isinstance(value, int) and value > high
+            raise self.wrong(key, f"it must be an integer of at {f'most {high}' if above else f'least {low}'}")
+        return int(value)
 
-    def number(self, key: str, default: float | _Required = REQUIRED) -> float:
-        """A finite number above 0."""
+    def number(self, key: str, default: float | _Required = REQUIRED, *, low: float, high: float) -> float:
+        """A number from ``low`` to ``high``, both included."""
         value = self._value(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-            raise self.error(key, f"is {value!r}", "it must be a finite number above 0")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:
+            raise self.error(key, f"is {value!r:.80}", f"it must be a number from {low:g} to {high:g}")
         return float(value)
 
-    def optional_number(self, key: str) -> float | None:
-        return None if self.content.get(key) is None else self.number(key)
+    def optional_number(self, key: str, *, low: float, high: float) -> float | None:
+        return None if self.content.get(key) is None else self.number(key, low=low, high=high)
+
+    def text(self, key: str) -> str | None:
+        value = self.content.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, "it must be a text")
+        return value
+
+    def texts(self, key: str) -> list[str] | None:
+        value = self.content.get(key)
+        if value is not None and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise self.wrong(key, "it must be a list of texts")
+        return value
+
+    def integers(self, key: str) -> list[int]:
+        """An empty list if absent."""
+        value = self.content.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(map(_is_integer, value)):
+            raise self.wrong(key, "it must be a list of integers")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise self.error(key, f"is {value!r}", "it must be true or false")
+            raise self.wrong(key, "it must be true or false")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing."""
+        """One id, a list of ids, or nothing, which some write as -1."""
         value = self.content.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-            raise self.error(key, f"is {value!r}", "it must be a token id or a list of them")
-        return tuple(ids)
+        if not all(map(_is_integer, ids)):
+            raise self.wrong(key, "it must be a token id or a list of them")
+        return tuple(token for token in ids if token >= 0)
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.content.get(key)
@@ -75,3 +105,7 @@ class Keys:
         if isinstance(default, _Required):
             raise self.error(key, "is missing", "add the key or download the model again")
         return default
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -16,13 +16,17 @@ import numpy.typing as npt
 
 from ..errors import CheckpointError
 from .facts import RopeConfig
-from .keys import Keys
+from .keys import REQUIRED, Keys
 
 __all__ = ["DEFAULT_THETA", "read_rope", "rope_inv_freq"]
 
 log = logging.getLogger(__name__)
 
 DEFAULT_THETA: Final = 10_000.0
+THETAS: Final = (2.0, 1e30)
+"""Lowest and highest base. At 1 all frequencies would be one; the highest leaves room for scaling in float32."""
+FACTORS: Final = (1e-6, 1e6)
+"""The same for whatever scales frequencies, angles or lengths."""
 _KINDS: Final = ("default", "linear", "dynamic", "llama3", "yarn")
 _KNOWN_KEYS: Final = frozenset(
     {
@@ -45,35 +49,38 @@ _KNOWN_KEYS: Final = frozenset(
 Array = npt.NDArray[np.float32]
 
 
-def read_rope(config: Keys, head_dim: int, max_position: int) -> RopeConfig:
+def read_rope(config: Keys, head_dim: int, max_position: int, family_name: str, *, partial: bool) -> RopeConfig:
     """Rope of a config.json in the spelling of transformers 4 (``rope_theta`` + ``rope_scaling``) or 5
-    (``rope_parameters``).
+    (``rope_parameters``). ``partial``: the family knows ``partial_rotary_factor``.
 
-    Raises :class:`~minisgl_core.errors.CheckpointError` for a kind that is not supported.
+    Raises :class:`~minisgl_core.errors.CheckpointError` for a kind that is not supported, and for numbers that make no
+    frequencies.
     """
     given = _merged(config)
     rope = Keys(given, config.where)
     kind = given.get("rope_type", "default")
     if kind not in _KINDS:
-        raise config.error("rope_type", f"is {kind!r}", f"minisgl knows the kinds {', '.join(_KINDS)}")
+        raise config.error("rope_type", f"is {kind!r:.80}", f"minisgl knows the kinds {', '.join(_KINDS)}")
     for key in sorted(given.keys() - _KNOWN_KEYS):
         log.warning("rope setting `%s` in %r is not one that minisgl knows: ignored", key, config.where)
     if "rope_theta" not in given:
         log.warning("%r gives no rope_theta: using %g", config.where, DEFAULT_THETA)
     original = _original_max_position(config, rope, kind, max_position)
+    low_freq, high_freq = _band(rope) if kind == "llama3" else (1.0, 4.0)
+    beta_fast, beta_slow = _betas(rope)
     return RopeConfig(
-        theta=rope.number("rope_theta", DEFAULT_THETA),
-        rotary_dim=_rotary_dim(rope, head_dim),
+        theta=rope.number("rope_theta", DEFAULT_THETA, low=THETAS[0], high=THETAS[1]),
+        rotary_dim=_rotary_dim(rope, kind, head_dim, family_name, partial),
         kind=kind,
         factor=_factor(rope, kind, max_position, original),
-        low_freq_factor=rope.number("low_freq_factor") if kind == "llama3" else 1.0,
-        high_freq_factor=rope.number("high_freq_factor") if kind == "llama3" else 4.0,
+        low_freq_factor=low_freq,
+        high_freq_factor=high_freq,
         original_max_position=original,
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
-        attention_factor=rope.optional_number("attention_factor"),
-        mscale=given.get("mscale"),
-        mscale_all_dim=given.get("mscale_all_dim"),
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        attention_factor=rope.optional_number("attention_factor", low=FACTORS[0], high=FACTORS[1]),
+        mscale=rope.optional_number("mscale", low=0.0, high=FACTORS[1]),
+        mscale_all_dim=rope.optional_number("mscale_all_dim", low=0.0, high=FACTORS[1]),
         truncate=rope.flag("truncate", True),
     )
 
@@ -89,7 +96,7 @@ def _merged(config: Keys) -> dict[str, Any]:
         if value is None:
             continue
         if not isinstance(value, Mapping):
-            raise config.error(key, f"is {value!r}", "it must be an object or null")
+            raise config.wrong(key, "it must be an object or null")
         merged.update(_one_kind(config, key, value))
     return merged
 
@@ -108,16 +115,43 @@ def _one_kind(config: Keys, key: str, value: Mapping[str, Any]) -> dict[str, Any
     return settings
 
 
-def _rotary_dim(rope: Keys, head_dim: int) -> int:
-    factor = rope.number("partial_rotary_factor", 1.0)
+def _rotary_dim(rope: Keys, kind: str, head_dim: int, family_name: str, partial: bool) -> int:
+    factor = rope.number("partial_rotary_factor", 1.0, low=FACTORS[0], high=1.0)
+    if factor != 1.0 and not partial:
+        raise rope.error(
+            "partial_rotary_factor",
+            f"is {factor:g}, which a {family_name} model does not know: transformers ignores it or fails",
+            "remove the key, or name the architecture that the weights were trained as",
+        )
     rotary_dim = int(head_dim * factor)
-    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+    if rotary_dim % 2 or rotary_dim == 0:
         raise rope.error(
             "partial_rotary_factor",
             f"is {factor:g}: it would rotate {rotary_dim} of {head_dim} dimensions",
-            "the number must be even and at most head_dim",
+            "the number must be even and above 0",
+        )
+    if kind == "dynamic" and rotary_dim == 2:
+        raise rope.error(
+            "rope_type", "is 'dynamic', and 2 dimensions are rotated", "it is defined from 4 dimensions up"
         )
     return rotary_dim
+
+
+def _band(rope: Keys) -> tuple[float, float]:
+    """Between which numbers of turns llama3 blends."""
+    low, high = (rope.number(key, low=FACTORS[0], high=FACTORS[1]) for key in ("low_freq_factor", "high_freq_factor"))
+    if np.float32(low) >= np.float32(high):
+        raise rope.error("low_freq_factor", f"is {low:g}", f"it must be below high_freq_factor, which is {high:g}")
+    return low, high
+
+
+def _betas(rope: Keys) -> tuple[float, float]:
+    """Between which numbers of turns yarn blends."""
+    fast = rope.number("beta_fast", 32.0, low=FACTORS[0], high=FACTORS[1])
+    slow = rope.number("beta_slow", 1.0, low=FACTORS[0], high=FACTORS[1])
+    if fast < slow:
+        raise rope.error("beta_fast", f"is {fast:g}", f"it must be at least beta_slow, which is {slow:g}")
+    return fast, slow
 
 
 def _original_max_position(config: Keys, rope: Keys, kind: str, max_position: int) -> int:
@@ -134,9 +168,8 @@ def _original_max_position(config: Keys, rope: Keys, kind: str, max_position: in
 def _factor(rope: Keys, kind: str, max_position: int, original: int) -> float:
     if kind == "default":
         return 1.0
-    if kind == "yarn":
-        return rope.number("factor", max_position / original)
-    return rope.number("factor")
+    absent = max_position / original if kind == "yarn" else REQUIRED
+    return rope.number("factor", absent, low=FACTORS[0], high=FACTORS[1])
 
 
 def rope_inv_freq(rope: RopeConfig, max_seq_len: int) -> tuple[Array, float]:
@@ -167,7 +200,8 @@ def rope_inv_freq(rope: RopeConfig, max_seq_len: int) -> tuple[Array, float]:
 def _powers(base: float, rotary_dim: int) -> Array:
     """base ** (2i / rotary_dim): exponents in float32 as the models were trained with, each power rounded once."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    return np.power(base, exponents.astype(np.float64)).astype(np.float32)
+    with np.errstate(over="ignore"):  # a wave too long for float32 never turns
+        return np.power(base, exponents.astype(np.float64)).astype(np.float32)
 
 
 def _checked_divisors(rope: RopeConfig, count: int) -> Array:

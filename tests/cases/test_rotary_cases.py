@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from edits import edited
 
 from minisgl_core.core import Batch
 from minisgl_core.errors import CheckpointError
+from minisgl_core.modelconfig.families import FAMILIES
 
 
 def logits_of(folder: Path, prompts: Sequence[Sequence[int]], **settings: Any) -> torch.Tensor:
@@ -68,9 +70,13 @@ def test_case_11_the_old_key_type_and_kinds_that_nobody_knows(with_rope: Callabl
 
 @pytest.mark.parametrize("factor", [0.5, 0.25])
 def test_case_14_dimensions_past_the_rotary_ones_know_no_position(
-    factor: float, tiny: Callable[[str], Path], tmp_path: Path
+    factor: float, tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One token at many places: in the first layer its key may differ in the rotated dimensions only."""
+    """One token at many places: in the first layer its key may differ in the rotated dimensions only.
+
+    Of the families that the core brings none rotates less than whole heads; one that did would be read like this.
+    """
+    monkeypatch.setitem(FAMILIES, "qwen3", replace(FAMILIES["qwen3"], partial_rotary=True))
     config = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": factor}}
     engine = make_engine(edited(tiny("q3"), tmp_path / "model", config=config), rows=1)
     prefill_logits(engine, [[7] * 100])
@@ -81,6 +87,74 @@ def test_case_14_dimensions_past_the_rotary_ones_know_no_position(
     torch.testing.assert_close(keys[0, :, rotated:].expand(100, -1, -1), keys[:, :, rotated:], rtol=0, atol=1e-5)
     moved = (keys[99, :, :rotated] - keys[0, :, :rotated]).abs().amax(0)
     assert (moved[: rotated // 4] > 0.1).all()
+
+
+ROPE_NUMBERS: dict[str, dict[str, float]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+}
+
+
+def write_tiny(model_type: str, rope: dict[str, Any], folder: Path) -> Path:
+    """A model of one layer with transformers' own random weights, saved by transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(
+        model_type,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=128,
+        rope_parameters=rope,
+        initializer_range=0.5,
+        **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16} if "moe" in model_type else {}),
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def their_logits(folder: Path, tokens: list[int]) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "llama3", "yarn"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
+def test_case_14_what_transformers_does_not_do_is_refused(kind: str, model_type: str, tmp_path: Path) -> None:
+    """Whole heads: the same logits. A part of them: transformers ignores it in the plain kind and fails in the others,
+    and we refuse it.
+    """
+    rope = {"rope_type": kind, "rope_theta": 1e4, **ROPE_NUMBERS[kind]}
+    tokens = list(range(3, 23))
+    whole = write_tiny(model_type, {**rope, "partial_rotary_factor": 1.0}, tmp_path / "whole")
+    expected = their_logits(whole, tokens)
+    torch.testing.assert_close(logits_of(whole, [tokens])[0], expected, rtol=0, atol=1e-4)
+
+    part = edited(whole, tmp_path / "part", config={"rope_parameters": {**rope, "partial_rotary_factor": 0.5}})
+    if kind == "default":
+        assert torch.equal(their_logits(part, tokens), expected)
+    else:
+        with pytest.raises(RuntimeError, match="must match the size"):
+            their_logits(part, tokens)
+    with pytest.raises(CheckpointError, match=f"`partial_rotary_factor` .* is 0.5, .* {model_type} model"):
+        logits_of(part, [tokens])
 
 
 def test_case_15_the_first_decode_is_a_prefill_of_one_more(

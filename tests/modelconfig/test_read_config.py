@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import struct
 import subprocess
 import sys
@@ -9,37 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, family, without
 
 from minisgl_core.errors import CheckpointError, UsageError
 from minisgl_core.modelconfig import MoEConfig, config_from_dict, read_model_config
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 256,
-    "rope_theta": 10000.0,
-}
-
-
-def family(model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
-    return {**LLAMA, "model_type": model_type, "architectures": [architecture], **more}
-
-
-QWEN2 = family("qwen2", "Qwen2ForCausalLM")
-QWEN3 = family("qwen3", "Qwen3ForCausalLM")
-MISTRAL = family("mistral", "MistralForCausalLM")
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-QWEN3_MOE = family("qwen3_moe", "Qwen3MoeForCausalLM", **EXPERTS)
-QWEN2_MOE = family("qwen2_moe", "Qwen2MoeForCausalLM", **EXPERTS)
-
-
-def without(config: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name != key}
 
 
 def write(folder: Path, config: Any, generation: Any = None) -> Path:
@@ -166,72 +138,6 @@ def test_architecture_from_model_type_and_back() -> None:
 def test_a_plugins_family_is_read_by_the_usual_keys() -> None:
     config = config_from_dict(family("mine", "MineForCausalLM", my_key=3))
     assert (config.architecture, config.head_dim, config.raw["my_key"]) == ("MineForCausalLM", 32, 3)
-
-
-# --- rope spellings --------------------------------------------------------------------------------------------------
-
-
-def test_case_09_rope_theta_in_either_place(caplog: pytest.LogCaptureFixture) -> None:
-    bare = {**without(QWEN3, "rope_theta"), "head_dim": 128}
-    old = config_from_dict({**bare, "rope_theta": 1e6})
-    new = config_from_dict({**bare, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
-    assert old.rope == new.rope
-    assert old.rope.theta == 1e6
-    assert not caplog.records
-    with caplog.at_level(logging.WARNING):
-        assert config_from_dict(bare).rope.theta == 10_000.0
-    assert "rope_theta" in caplog.text
-
-
-def test_case_09_rope_parameters_win_over_a_stale_theta() -> None:
-    config = config_from_dict({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}})
-    assert config.rope.theta == 1e6
-
-
-def test_rope_scaling_added_to_a_new_config_keeps_its_theta() -> None:
-    scaling = {"type": "linear", "factor": 4}
-    content = {**without(LLAMA, "rope_theta"), "rope_parameters": {"rope_theta": 5e5}, "rope_scaling": scaling}
-    rope = config_from_dict(content).rope
-    assert (rope.theta, rope.kind, rope.factor) == (5e5, "linear", 4.0)
-
-
-def test_case_10_default_scaling_is_no_scaling() -> None:
-    scaling = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}
-    assert (
-        config_from_dict({**LLAMA, "rope_scaling": scaling}).rope == config_from_dict({**LLAMA, "rope_theta": 1e6}).rope
-    )
-
-
-@pytest.mark.parametrize("scaling", [{"type": "linear", "factor": 4}, {"type": "dynamic", "factor": 2}])
-def test_case_11_the_old_key_type(scaling: dict[str, Any]) -> None:
-    new = {"rope_type": scaling["type"], "factor": scaling["factor"]}
-    rope = config_from_dict({**LLAMA, "rope_scaling": scaling}).rope
-    assert rope == config_from_dict({**LLAMA, "rope_scaling": new}).rope
-    assert (rope.kind, rope.factor) == (scaling["type"], scaling["factor"])
-
-
-def test_case_14_partial_rotary_factor() -> None:
-    wide = {**LLAMA, "head_dim": 128, "partial_rotary_factor": 0.5, "rope_scaling": None}
-    assert config_from_dict(wide).rope.rotary_dim == 64
-    odd = {**LLAMA, "head_dim": 80, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.4}}
-    assert config_from_dict(odd).rope.rotary_dim == 32
-    with pytest.raises(CheckpointError, match=r"partial_rotary_factor.*would rotate 33 of 80"):
-        config_from_dict({**odd, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 33 / 80}})
-
-
-def test_yarn_without_factor_takes_the_ratio_of_lengths() -> None:
-    scaling = {"rope_type": "yarn", "original_max_position_embeddings": 1024}
-    rope = config_from_dict({**LLAMA, "max_position_embeddings": 4096, "rope_scaling": scaling}).rope
-    assert (rope.factor, rope.original_max_position) == (4.0, 1024)
-
-
-def test_rope_by_layer_type_only_if_equal() -> None:
-    same = {"rope_type": "default", "rope_theta": 1e6}
-    both = {"full_attention": same, "sliding_attention": same}
-    assert config_from_dict({**LLAMA, "rope_parameters": both}).rope.theta == 1e6
-    both = {"full_attention": same, "sliding_attention": {**same, "rope_theta": 1e4}}
-    with pytest.raises(CheckpointError, match="differs between layer types"):
-        config_from_dict({**LLAMA, "rope_parameters": both})
 
 
 # --- sliding window --------------------------------------------------------------------------------------------------
