@@ -9,6 +9,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from minisgl_core.plugin_api import ROLES
 from minisgl_core.registry import Candidate, Choice, DeviceFacts, Registry
 from minisgl_core.registry.checks import run_checks
+from minisgl_core.registry.claims import doubtful_features, undeclared
 from minisgl_core.registry.matching import match
 from minisgl_core.registry.query import Need
 from minisgl_core.registry.records import CORE
@@ -17,7 +18,7 @@ from minisgl_core.registry.requirements import Environment, check_requirements
 from .finding import Finding
 from .isolated import Isolated
 
-__all__ = ["check_clashes", "check_code", "check_needs", "offered"]
+__all__ = ["check_claims", "check_clashes", "check_code", "check_needs", "offered"]
 
 
 def offered(registry: Registry, device: DeviceFacts) -> list[Candidate]:
@@ -43,6 +44,21 @@ def check_clashes(registry: Registry) -> Iterator[Finding]:
                 choices = " or ".join(f"{name}@{distribution}" for distribution in names)
                 text = f"it is offered by {' and '.join(names)}, so neither is used"
                 yield Finding("wrong", "clash", f"{role}:{name}", text, f"write {choices}, or deny one of them")
+
+
+def check_claims(registry: Registry) -> Iterator[Finding]:
+    """Boxes in which nothing can lie, and features that look misspelt; on whatever device."""
+    for item in (item for role in ROLES for item in registry.candidates(role)):
+        dead = undeclared(item.spec)
+        for index, fields in dead:
+            alone = len(dead) == len(item.spec.caps)
+            text = f"caps[{index}] does not declare {', '.join(fields)}, so " + (
+                "it can never be chosen" if alone else "that box never fits"
+            )
+            remedy = "what is not declared is unsupported: declare it, as ANY where there is no limit"
+            yield Finding("wrong" if alone else "note", "claims", item.key, text, remedy)
+        for feature, hint in doubtful_features(item.spec).items():
+            yield Finding("note", "claims", item.key, f"it lists the feature {feature!r}, which nothing asks for", hint)
 
 
 def check_needs(candidates: Sequence[Candidate], environment: Environment) -> Iterator[Finding]:

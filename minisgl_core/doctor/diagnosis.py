@@ -13,7 +13,7 @@ from minisgl_core.registry.records import CORE, exclusion
 from minisgl_core.registry.requirements import Installed
 from minisgl_core.registry.scan import Found, scan
 
-from .backends import check_clashes, check_code, check_needs, offered
+from .backends import check_claims, check_clashes, check_code, check_needs, offered
 from .finding import Finding
 from .isolated import Isolated
 from .machine import Machine, check_memory, look_around, weight_bytes
@@ -171,5 +171,6 @@ def _cost_findings(cost: ImportCost) -> Iterator[Finding]:
 def _backend_findings(registry: Registry, device: DeviceFacts, timeout_s: float) -> Iterator[Finding]:
     environment, candidates = Installed(), offered(registry, device)
     yield from check_clashes(registry)
+    yield from check_claims(registry)
     yield from check_needs(candidates, environment)
     yield from check_code(candidates, environment, timeout_s)

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from minisgl_core.registry import Registry
 from minisgl_core.registry.records import CORE
 from minisgl_core.registry.requirements import Environment
-from minisgl_core.registry.scan import Found, is_editable
+from minisgl_core.registry.scan import Found, folder_name, is_editable, metadata_path
 
 from .finding import Finding
 
@@ -28,10 +28,10 @@ def check_distributions(distributions: Sequence[Distribution], registry: Registr
     plugins = {plugin.distribution for plugin in registry.plugins}
     seen: dict[tuple[str, Path], Path] = {}
     for distribution in distributions:
-        path = _metadata_path(distribution)
+        path = metadata_path(distribution)
         if path is None:
             continue
-        name = canonicalize_name(_name_of(path))
+        name = canonicalize_name(folder_name(path))
         first = seen.setdefault((name, path.parent), path)
         if first != path and name in plugins:
             yield Finding(
@@ -95,14 +95,3 @@ def editable_root(distribution: Distribution) -> Path | None:
         return None
     url = urlparse(json.loads(distribution.read_text("direct_url.json") or "{}").get("url", ""))
     return Path(unquote(url.path)) if url.scheme == "file" else None
-
-
-def _metadata_path(distribution: Distribution) -> Path | None:
-    """The ``.dist-info`` or ``.egg-info`` itself; importlib.metadata has no public name for it."""
-    path = getattr(distribution, "_path", None)
-    return path if isinstance(path, Path) else None
-
-
-def _name_of(path: Path) -> str:
-    """``my_plugin-1.0.dist-info`` -> ``my_plugin``"""
-    return path.stem.partition("-")[0]

@@ -15,13 +15,12 @@ from minisgl_core.plugin_api import (
     HOOK_OF_ROLE,
     PROJECT,
     ROLES,
-    AnyValue,
     BackendSpec,
     Caps,
-    MultipleOf,
-    OneOf,
     PluginInfo,
 )
+
+from .claims import box_problems, requirement_problem
 
 __all__ = ["HOOKS", "OBSERVERS", "PluginFault", "check_api", "check_hooks", "check_specs"]
 
@@ -61,10 +60,24 @@ def check_hooks(plugin: object) -> tuple[str, ...]:
             raise PluginFault(f"its {name} is a hook wrapper, which could change other plugins' backends")
         if inspect.isgeneratorfunction(value) or inspect.iscoroutinefunction(value):
             raise PluginFault(f"its {name} is a generator or coroutine; return a list")
+        _check_parameters(name, value)
         implemented.append(name)
     if not implemented:
         raise PluginFault(f"it implements no hook; the hooks are {', '.join(sorted(_KNOWN))}")
     return tuple(sorted(implemented))
+
+
+def _check_parameters(name: str, hook: Any) -> None:
+    """Parameters with a default are the plugin's own affair."""
+    code = getattr(hook, "__code__", None)
+    if code is None:
+        return
+    bound = 1 if getattr(hook, "__self__", None) is not None else 0
+    asked = code.co_varnames[bound : code.co_argcount - len(hook.__defaults__ or ())]
+    given = ("plan",) if name in OBSERVERS else ()
+    if extra := [parameter for parameter in asked if parameter not in given]:
+        takes = f"only {', '.join(given)}" if given else "no parameters"
+        raise PluginFault(f"its {name} asks for {', '.join(extra)}; it takes {takes}")
 
 
 def check_api(plugin: object, hooks: Sequence[str]) -> None:
@@ -117,13 +130,18 @@ def _problems(spec: Any) -> Iterable[str]:
             yield f'{field} is {value!r}; use "package.module:Name"'
     if isinstance(spec.requires, str) or not all(_is_requirement(item) for item in spec.requires):
         yield f"requires is {spec.requires!r}; use strings, or tuples of alternatives"
+    else:
+        items = [one for item in spec.requires for one in ([item] if isinstance(item, str) else item)]
+        yield from (f"requires has {problem}" for item in items if (problem := requirement_problem(item)))
     if not isinstance(spec.tier, int):
         yield f"tier is {spec.tier!r}; use a number"
     if not isinstance(spec.caps, list | tuple) or not all(isinstance(box, Caps) for box in spec.caps):
         yield "caps is not a tuple of Caps"
         return
+    if not spec.caps:
+        yield "caps is empty, so it could never be chosen; say in at least one Caps what it can do"
     for box in spec.caps:
-        yield from _box_problems(box)
+        yield from box_problems(box)
 
 
 def _is_text(value: object) -> bool:
@@ -132,37 +150,3 @@ def _is_text(value: object) -> bool:
 
 def _is_requirement(item: object) -> bool:
     return _is_text(item) or (isinstance(item, list | tuple) and bool(item) and all(map(_is_text, item)))
-
-
-_LISTS: Final = ("kv_layouts", "phases", "ops", "formats", "architectures", "host_plan")
-_OPEN_LISTS: Final = ("devices", "dtypes", "kv_dtypes", "features")
-_NUMBERS: Final = ("head_dims", "gqa_ratios", "page_sizes")
-
-
-def _box_problems(box: Any) -> Iterable[str]:
-    for field in (*_LISTS, *_OPEN_LISTS):
-        value = getattr(box, field)
-        if field in _OPEN_LISTS and isinstance(value, AnyValue):
-            continue
-        if not isinstance(value, list | tuple | set | frozenset) or not all(map(_is_text, value)):
-            yield f"caps.{field} is {value!r}; use a tuple of names" + (" or ANY" if field in _OPEN_LISTS else "")
-    for field in _NUMBERS:
-        value = getattr(box, field)
-        if value is not None and not isinstance(value, OneOf | MultipleOf | AnyValue):
-            yield f"caps.{field} is {value!r}; use OneOf, MultipleOf or ANY"
-        elif not all(isinstance(number, int) and number > 0 for number in _listed(value)):
-            yield f"caps.{field} is {value!r}; use positive whole numbers"
-    if not isinstance(box.sm, AnyValue) and not _is_range(box.sm):
-        yield f"caps.sm is {box.sm!r}; use a range such as (80, 90), or ANY"
-    if box.graph not in ("never", "decode", "always"):
-        yield f"caps.graph is {box.graph!r}; use never, decode or always"
-
-
-def _listed(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, MultipleOf):
-        return (value.base,)
-    return value.values if isinstance(value, OneOf) else ()
-
-
-def _is_range(value: object) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(item, int) for item in value)

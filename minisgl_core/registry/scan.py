@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint
+from pathlib import Path
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -14,11 +15,12 @@ from packaging.utils import canonicalize_name
 
 from .records import CORE, Note
 
-__all__ = ["GROUP", "Found", "core_requirement_problem", "is_editable", "scan"]
+__all__ = ["GROUP", "Found", "core_requirement_problem", "folder_name", "is_editable", "metadata_path", "scan"]
 
 GROUP: Final = "minisgl"
 
 _SECTION: Final = re.compile(rf"^\s*\[\s*{GROUP}\s*\]", re.MULTILINE)
+_ENTRY: Final = re.compile(r"([^=\s][^=]*?)\s*=\s*([\w.]+\s*(?::\s*[\w.]+\s*)?(?:\[.*\])?)")
 _NAME: Final = re.compile(r"^Name:\s*(\S+)\s*$", re.MULTILINE)
 
 
@@ -45,11 +47,13 @@ def scan(distributions: Iterable[Distribution]) -> tuple[list[Found], list[Note]
         name, problem = _name(distribution)
         entries: tuple[EntryPoint, ...] = ()
         try:
-            entries = _entries(distribution)
+            entries, malformed = _entries(distribution)
         except Exception as error:
-            problem = problem or f"its entry points are malformed: {type(error).__name__}: {error}"
-        if not name and entries:
-            name, problem = _place(distribution), "its metadata has no name"
+            malformed = f"its entry points cannot be read: {type(error).__name__}: {error}"
+        problem = problem or malformed
+        if not name and (entries or malformed):
+            path = metadata_path(distribution) or Path(_place(distribution))
+            name, problem = folder_name(path), f"its metadata at {path} has no name; install it again"
         shadow = first.setdefault(canonicalize_name(name), distribution) if name else distribution
         if shadow is not distribution:
             if entries or problem or any(item.name == canonicalize_name(name) for item in found):
@@ -70,16 +74,22 @@ def _shadowed(name: str, first: Distribution, later: Distribution) -> list[Note]
     return [Note(canonicalize_name(name), text)]
 
 
-def _entries(distribution: Distribution) -> tuple[EntryPoint, ...]:
-    """Entry points of our group; raises if they are malformed."""
+def _entries(distribution: Distribution) -> tuple[tuple[EntryPoint, ...], str]:
+    """Entry points of our group, and what is wrong with the first line that is none."""
     text = distribution.read_text("entry_points.txt")
     if text is None or not _SECTION.search(text):
-        return ()
-    entries = tuple(entry for entry in distribution.entry_points if entry.group == GROUP)
-    for entry in entries:
-        if not entry.name or not entry.module:
-            raise ValueError(f"{entry.name!r} = {entry.value!r} names no module")
-    return entries
+        return (), ""
+    entries: list[EntryPoint] = []
+    ours = False
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            ours = _SECTION.match(line) is not None
+        elif ours and line and not line.startswith("#"):
+            found = _ENTRY.fullmatch(line)
+            if found is None:
+                return tuple(entries), f"its entry point {line!r} is malformed; write NAME = MODULE"
+            entries.append(EntryPoint(found[1], found[2].strip(), GROUP))
+    return tuple(entries), ""
 
 
 def _name(distribution: Distribution) -> tuple[str, str]:
@@ -100,6 +110,17 @@ def _version(distribution: Distribution) -> str:
         return distribution.version or "unknown version"
     except Exception:
         return "unknown version"
+
+
+def metadata_path(distribution: Distribution) -> Path | None:
+    """The ``.dist-info`` or ``.egg-info`` itself; importlib.metadata has no public name for it."""
+    path = getattr(distribution, "_path", None)
+    return path if isinstance(path, Path) else None
+
+
+def folder_name(path: Path) -> str:
+    """``my_plugin-1.0.dist-info`` -> ``my_plugin``"""
+    return path.stem.partition("-")[0]
 
 
 def _place(distribution: Distribution) -> str:

@@ -5,7 +5,7 @@ import logging
 import subprocess
 import sys
 import time
-from importlib.metadata import entry_points
+from importlib.metadata import distributions, entry_points
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, PluginInfo, hookimpl
-from minisgl_core.registry import DeviceFacts, PlanQuery, PluginRecord, Registry, resolve_plan
+from minisgl_core.registry import DeviceFacts, PlanQuery, PluginRecord, Registry, discover, resolve_plan
 from minisgl_core.registry.loader import BUILTIN
 
 CPU = DeviceFacts("cpu")
@@ -89,7 +89,7 @@ def _wrapper() -> Any:
 
 
 @hookimpl
-def _asks_too_much(engine: object) -> list[BackendSpec]:
+def _asks_too_much(engine: object, device: object, mine: int = 1) -> list[BackendSpec]:
     return []
 
 
@@ -109,7 +109,14 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "did you mean 'minisgl_linears'?",
     ),
     "undecorated": ({"minisgl_attention_backends": lambda: [GOOD]}, "not marked with @hookimpl"),
-    "unknown argument": ({"minisgl_attention_backends": _asks_too_much}, "PluginValidationError"),
+    "parameters": (
+        {"minisgl_attention_backends": _asks_too_much},
+        "its minisgl_attention_backends asks for engine, device; it takes no parameters",
+    ),
+    "an observer's parameters": (
+        {"minisgl_plan_resolved": hookimpl(lambda plan, engine: None)},
+        "its minisgl_plan_resolved asks for engine; it takes only plan",
+    ),
     "no hooks": ({}, "implements no hook"),
     "no info": ({"MINISGL_PLUGIN": None, "minisgl_attention_backends": offer(GOOD)}, "no MINISGL_PLUGIN"),
     "unknown role": ({"MINISGL_PLUGIN": PluginInfo("x", {"atention": ">=1"})}, "did you mean 'attention'?"),
@@ -122,6 +129,41 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "factory without class": (_spec(factory="a.b"), "factory is 'a.b'"),
     "requires is text": (_spec(requires="torch"), "requires is 'torch'"),
     "caps is one box": (_spec(caps=Caps()), "caps is not a tuple"),
+    "no caps": (_spec(caps=()), "caps is empty, so it could never be chosen; say in at least one Caps"),
+    "requires is misspelt": (
+        _spec(requires=("imprt:torch",)),
+        "'imprt:torch', which is of an unknown kind; did you mean 'i",
+    ),
+    "requires is of no kind": (
+        _spec(requires=("gpu:8",)),
+        "'gpu:8', which is of an unknown kind; use import: or exec:",
+    ),
+    "requires one of nothing": (
+        _spec(requires=(("torch", "import:"),)),
+        "requires has 'import:', which names no module",
+    ),
+    "requires a path": (_spec(requires=("import:a/b.so",)), "requires has 'import:a/b.so', which names no module"),
+    "requires no program": (_spec(requires=("exec:",)), "requires has 'exec:', which names no program"),
+    "requires >>": (
+        _spec(requires=("torch>>2",)),
+        "'torch>>2', which is no requirement; use one such as \"torch>=2.9\"",
+    ),
+    "device": (_caps(devices=("gpu",)), "unknown device 'gpu'; use cpu or cuda; did you mean 'cuda'?"),
+    "device of its own": (_caps(devices=("tpu9",)), "caps.devices has the unknown device 'tpu9'; use cpu or cuda"),
+    "phase": (_caps(phases=("prefil",)), "unknown phase 'prefil'; use prefill or decode; did you mean 'prefill'?"),
+    "host_plan": (_caps(host_plan=("Decode",)), "caps.host_plan has the unknown phase 'Decode'; use prefill or decode"),
+    "layout": (_caps(kv_layouts=("NDH",)), "unknown KV layout 'NDH'; use NHD or HND; did you mean 'NHD'?"),
+    "dtype": (_caps(dtypes=("fp32",)), "caps.dtypes has the unknown dtype 'fp32'; did you mean 'float32'?"),
+    "KV dtype": (
+        _caps(kv_dtypes=("fp8",)),
+        "caps.kv_dtypes has the unknown dtype 'fp8'; did you mean 'float8_e4m3fn'?",
+    ),
+    "dtype of its own": (_caps(dtypes=("nf4",)), "unknown dtype 'nf4'; use float64, float32, "),
+    "operation": (_caps(ops=("rmsnorm",)), "unknown operation 'rmsnorm'; did you mean 'rms_norm'?"),
+    "sm reversed": (
+        _caps(sm=(100, 80)),
+        "caps.sm is (100, 80), which holds nothing; the lower end comes first: (80, 100)",
+    ),
     "devices is text": (_caps(devices="cpu"), "caps.devices is 'cpu'"),
     "sm is a number": (_caps(sm=90), "caps.sm is 90"),
     "head_dims is a tuple": (_caps(head_dims=(64,)), "use OneOf, MultipleOf or ANY"),
@@ -198,9 +240,11 @@ def test_case_86_an_api_of_the_future_is_refused_with_both_versions(world: Any) 
 @pytest.mark.parametrize(
     ("entry_points", "text"),
     [
-        ("[minisgl]\nmain = \n", "malformed"),
-        ("[minisgl]\nmain\n", "malformed"),
-        ("[minisgl]\nmain = not-a-module!\n", "malformed"),
+        ("[minisgl]\nmain = \n", "its entry point 'main =' is malformed; write NAME = MODULE"),
+        ("[minisgl]\nmain\n", "its entry point 'main' is malformed"),
+        ("[minisgl]\n= json\n", "its entry point '= json' is malformed"),
+        ("[minisgl]\nmain = not-a-module!\n", "its entry point 'main = not-a-module!' is malformed"),
+        ("[minisgl]\nmain = a = =\n", "its entry point 'main = a = =' is malformed"),
         ("[minisgl]\nmain = no_such_module_at_all\n", "ModuleNotFoundError"),
         ("[minisgl]\nmain = json:no.such.name\n", "AttributeError"),
     ],
@@ -214,7 +258,55 @@ def test_a_nameless_distribution_with_a_plugin_is_reported_and_one_without_is_no
     world.distribution(None, "[minisgl]\nmain = json\n", place="/fake/nameless")
     world.distribution(None)
     failed = world.registry().failures()
-    assert [record.failure for record in failed] == ["its metadata has no name"]
+    assert [(record.distribution, record.failure) for record in failed] == [
+        ("nameless", "its metadata at /fake/nameless has no name; install it again")
+    ]
+
+
+def test_a_nameless_distribution_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    info = tmp_path / "My_Plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[minisgl]\nmain = json\n")
+    (record,) = discover(distributions(path=[str(tmp_path)])).failures()
+    assert (record.distribution, record.failure) == (
+        "my-plugin",
+        f"its metadata at {info} has no name; install it again",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[console_scripts]\nbroken line\n\n[minisgl]\nmain = json\n",
+        "[ minisgl ]\n# a comment\n\n  main = json : loads [extra]\n[other]\nx\n",
+    ],
+)
+def test_entry_points_of_other_groups_are_nobodys_business_here(world: Any, text: str) -> None:
+    world.distribution("odd", text)
+    assert record_of(world.registry(), "odd").failure.startswith("it implements no hook")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "requires": (
+                "torch>=2.9,<3",
+                "x[extra] ~= 1.0; python_version > '3'",
+                "name @ https://host/file.whl",
+                "a-b_c.d",
+            )
+        },
+        {"requires": ("import:a.b_c", ("exec:g++", "exec:c++"))},
+        {"caps": (Caps(sm=(90, 90), dtypes=("float8_e4m3fn",), features=frozenset({"windw", "anything"})),)},
+        {"caps": (Caps(devices=["cpu"], phases=["decode"], formats=("fp8",), architectures=("Any",)),)},
+    ],
+)
+def test_what_is_right_or_open_is_accepted(world: Any, fields: dict[str, Any]) -> None:
+    world.module("fine_plugin", **_spec(**fields))
+    world.distribution("fine", "[minisgl]\nmain = fine_plugin\n")
+    assert record_of(world.registry(), "fine").failure == ""
 
 
 def test_case_85_stale_metadata_that_hides_a_plugin_is_noted_and_told_to_who_asks_for_it(

@@ -177,9 +177,9 @@ def test_a_name_that_an_installed_plugin_offers_is_taken(
 @pytest.fixture
 def make_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def make() -> None:
-        spec = 'BackendSpec("attention", "occupied", "a.b:C")'
+        spec = 'BackendSpec("attention", "occupied", "a.b:C", caps=(Caps(devices=("cpu",)),))'
         (tmp_path / "someone_plugin.py").write_text(
-            "from minisgl_core.plugin_api import BackendSpec, PluginInfo, hookimpl\n"
+            "from minisgl_core.plugin_api import BackendSpec, Caps, PluginInfo, hookimpl\n"
             'MINISGL_PLUGIN = PluginInfo("someone", {"attention": ">=1,<2"})\n'
             f"@hookimpl\ndef minisgl_attention_backends():\n    return [{spec}]\n"
         )
