@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +42,16 @@ _OF_EXPERTS: Final = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "f
 _NOT_WEIGHTS: Final = frozenset({"rope_freqs.weight"})
 """Read with the model's config."""
 _LAYER_NAME: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_TORCH_DTYPES: Final = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+_TORCH_DTYPES: Final = {
+    0: torch.float32,
+    1: torch.float16,
+    24: torch.int8,
+    25: torch.int16,
+    26: torch.int32,
+    27: torch.int64,
+    28: torch.float64,
+    30: torch.bfloat16,
+}
 """ggml formats that torch has too."""
 
 Array = npt.NDArray[Any]
@@ -65,7 +75,7 @@ class GGUFSource:
     """A :class:`~minisgl_core.checkpoint.slots.WeightSource` over one memory-mapped GGUF file.
 
     Only the rows that are asked for are dequantised. Raises :class:`~minisgl_core.errors.CheckpointError` if the file
-    is shorter than its header says, or a tensor's format is unknown to the installed ``gguf`` library.
+    is shorter than its header says, or the installed ``gguf`` library cannot turn a tensor's format into numbers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,6 +92,9 @@ class GGUFSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._parts[name].shape
+
+    def dtype(self, name: str) -> str:
+        return str(_TORCH_DTYPES.get(self._parts[name].tensor.type_id, torch.float32)).removeprefix("torch.")
 
     def order(self, names: Iterable[str]) -> list[str]:
         """As they lie in the file."""
@@ -107,6 +120,9 @@ class GGUFSource:
         problem = ""
         if tensor.type_id not in known:
             problem = f"has format {tensor.type_id}, which the installed gguf library does not know"
+        elif not _is_readable(tensor.type_id):
+            name = gguf.GGMLQuantizationType(tensor.type_id).name
+            problem = f"has format {name}, which the installed gguf library cannot turn into numbers"
         elif tensor.start + _num_bytes(tensor) > size:
             problem = f"ends at byte {tensor.start + _num_bytes(tensor)}, the file at {size}"
         if problem:
@@ -159,6 +175,17 @@ def _row_order(part: _Part) -> npt.NDArray[np.int64]:
     return order.reshape(part.heads, -1, 2).swapaxes(1, 2).reshape(-1) if part.heads else order
 
 
+@cache
+def _is_readable(type_id: int) -> bool:
+    """Asked with a block of zeros: the library has no other way to tell."""
+    kind = gguf.GGMLQuantizationType(type_id)
+    try:
+        _numbers(type_id, np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8))
+    except NotImplementedError:
+        return False
+    return True
+
+
 def _row_bytes(tensor: GGUFTensor) -> int:
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type_id)]
     return tensor.shape[-1] // block * size
@@ -172,7 +199,7 @@ def _num_bytes(tensor: GGUFTensor) -> int:
 
 
 def _numbers(type_id: int, packed: Array) -> torch.Tensor:
-    """Packed rows (..., bytes), writable -> (..., numbers): float16 and bfloat16 as they are, the rest float32."""
+    """Packed rows (..., bytes), writable -> (..., numbers): quantised ones as float32, the rest as they are."""
     if type_id in _TORCH_DTYPES:
         return torch.from_numpy(packed).view(_TORCH_DTYPES[type_id])
     numbers = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType(type_id))

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _BUFFERS: Final = re.compile(r".*(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|\.masked_bias)")
 """Tensors that old checkpoints carry and every model computes for itself."""
+_FLOATS: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 _NAMES_SHOWN: Final = 8
 
 
@@ -44,9 +45,10 @@ def load_weights(
 ) -> LoadReport:
     """Copy each slot's slice into its target; converts dtype and device on the way.
 
-    ``unused`` names tensors that the model leaves out on purpose, such as a head equal to the embedding. Names and
-    shapes are checked before anything is read: a missing or misshapen tensor raises
-    :class:`~minisgl_core.errors.CheckpointError` with the names; an extra one is a warning.
+    ``unused`` names tensors that the model leaves out on purpose, such as a head equal to the embedding. Names, shapes
+    and dtypes are checked before anything is read: a missing or misshapen tensor, or integers where the model has
+    floating-point numbers, raise :class:`~minisgl_core.errors.CheckpointError` with the names; an extra one is a
+    warning.
     """
     begin = time.perf_counter()
     wanted: dict[str, list[WeightSlot]] = defaultdict(list)
@@ -56,6 +58,7 @@ def load_weights(
     _check_missing(wanted, names)
     order = source.order(wanted)
     _check_shapes(order, wanted, source)
+    _check_dtypes(order, wanted, source)
     extra = tuple(sorted(name for name in names - wanted.keys() - set(unused) if not _BUFFERS.fullmatch(name)))
     if extra:
         log.warning("the checkpoint has %d tensors that the model does not use: %s", len(extra), _shown(extra))
@@ -98,6 +101,23 @@ def _check_shapes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightSlot
             field="model",
             value=wrong,
             remedy="check that the files belong to this config.json",
+        )
+
+
+def _check_dtypes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightSlot]], source: WeightSource) -> None:
+    """Floating-point numbers convert to each other; anything else means what a quantisation scheme says it means."""
+    wrong = []
+    for name in order:
+        stored = source.dtype(name)
+        targets = {str(slot.target.dtype).removeprefix("torch.") for slot in wanted[name]}
+        if any(target != stored and not {target, stored} <= _FLOATS for target in targets):
+            wrong.append(f"{name}: {stored}")
+    if wrong:
+        raise CheckpointError(
+            f"{len(wrong)} tensors hold other numbers than the model computes with: {_shown(wrong)}",
+            field="model",
+            value=wrong,
+            remedy="the checkpoint seems to be quantised: use one in float32, bfloat16 or float16, or a GGUF file",
         )
 
 

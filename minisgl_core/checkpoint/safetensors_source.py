@@ -18,6 +18,21 @@ __all__ = ["SafetensorsSource", "open_safetensors"]
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
+_DTYPES: Final = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""In torch's words; others keep the format's."""
 
 
 def open_safetensors(folder: Path) -> SafetensorsSource | None:
@@ -93,6 +108,10 @@ class SafetensorsSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        stored = str(self._slice(name).get_dtype())
+        return _DTYPES.get(stored, stored)
 
     def order(self, names: Iterable[str]) -> list[str]:
         """File by file, by name within one."""

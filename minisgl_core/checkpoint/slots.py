@@ -37,6 +37,10 @@ class WeightSource(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
+    def dtype(self, name: str) -> str:
+        """Of what :meth:`read` returns, as torch names it: ``float32``, ``int64``, ``float8_e4m3fn``."""
+        ...
+
     def order(self, names: Iterable[str]) -> list[str]:
         """The names in the order in which reading them is cheapest (file by file)."""
         ...

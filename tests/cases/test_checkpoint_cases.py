@@ -137,3 +137,13 @@ def test_case_83_the_checkpoints_dtype(
         rows = [model(torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts]
     assert min(float(-row.topk(2).values.diff()) for row in rows) > 1  # far beyond what rounding can do
     assert got == [int(row.argmax()) for row in rows]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn])
+def test_a_quantised_tensor_is_named_and_not_cast(dtype: torch.dtype, small: Path, tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+
+    folder = edited(small, tmp_path / "model", tensors=edit)
+    with pytest.raises(CheckpointError, match=f"model.norm.weight: {str(dtype).removeprefix('torch.')}; .* quantised"):
+        make_engine(folder)

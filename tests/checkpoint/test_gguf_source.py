@@ -77,6 +77,38 @@ def test_half_precision_stays_what_it_is(tmp_path: Path) -> None:
         assert read.equal(torch.from_numpy(values).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int16", "int32", "int64"])
+def test_dtypes_that_torch_has_stay_what_they_are(dtype: str, tmp_path: Path) -> None:
+    values = np.arange(64).reshape(2, 32).astype(dtype)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    writer.add_tensor("output.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = open_source(tmp_path / "m.gguf")
+    assert source.dtype("lm_head.weight") == dtype
+    assert whole(source, "lm_head.weight").equal(torch.from_numpy(values))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("Q4_0", "float32"), ("BF16", "bfloat16")])
+def test_dtypes_of_formats_that_are_converted(kind: str, dtype: str, tmp_path: Path) -> None:
+    source = open_source(write(tmp_path / "m.gguf", kind=kind, output__weight=np.ones((2, 32))))
+    assert source.dtype("lm_head.weight") == dtype == str(whole(source, "lm_head.weight").dtype).removeprefix("torch.")
+
+
+def test_a_format_that_gguf_cannot_convert_names_the_tensor(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    q8_k = gguf.GGMLQuantizationType.Q8_K
+    writer.add_tensor("output.weight", np.zeros((1, gguf.GGML_QUANT_SIZES[q8_k][1]), dtype=np.uint8), raw_dtype=q8_k)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"tensor 'output.weight' .* has format Q8_K, which .* cannot turn into"):
+        open_source(tmp_path / "m.gguf")
+
+
 def test_unknown_tensors_keep_their_names(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", mtp__proj=np.ones((2, 32)), blk__0__odd__weight=np.ones((2, 32)))
     assert open_source(path).names() == {"mtp.proj", "blk.0.odd.weight"}

@@ -25,6 +25,9 @@ class Memory:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.tensors[name].shape)
 
+    def dtype(self, name: str) -> str:
+        return str(self.tensors[name].dtype).removeprefix("torch.")
+
     def order(self, names: Iterable[str]) -> list[str]:
         return sorted(names, reverse=True)
 
@@ -81,6 +84,25 @@ def test_case_81_a_wrong_shape_names_tensor_expected_and_found() -> None:
     with pytest.raises(CheckpointError, match=r"a: expected \(3, 2\), found \(2, 3\)"):
         load_weights([slot("a", torch.empty(3, 2), (3, 2), ALL, ALL)], source)
     assert source.reads == []
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn])
+def test_numbers_of_another_kind_are_named_and_not_cast(dtype: torch.dtype) -> None:
+    source = Memory(a=torch.ones(2), b=torch.ones(2).to(dtype))
+    slots = [slot(name, torch.empty(2, dtype=torch.bfloat16), (2,), ALL) for name in "ab"]
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(CheckpointError, match=rf"1 tensors hold other numbers .*: b: {name}; .* quantised") as caught:
+        load_weights(slots, source)
+    assert caught.value.value == [f"b: {name}"]
+    assert source.reads == []
+
+
+def test_a_slot_that_asks_for_packed_numbers_gets_just_those() -> None:
+    packed = torch.empty(2, dtype=torch.uint8)
+    load_weights([slot("a", packed, (2,), ALL)], Memory(a=torch.tensor([3, 4], dtype=torch.uint8)))
+    assert packed.tolist() == [3, 4]
+    with pytest.raises(CheckpointError, match="a: float32"):
+        load_weights([slot("a", packed, (2,), ALL)], Memory(a=torch.ones(2)))
 
 
 def test_case_81_extra_tensors_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:

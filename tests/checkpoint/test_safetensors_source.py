@@ -46,6 +46,14 @@ def test_single_file(tmp_path: Path) -> None:
     assert whole(source, "a").equal(tensor)
 
 
+def test_dtypes_in_torchs_words(tmp_path: Path) -> None:
+    dtypes = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+    dtypes += ("int64", "int32", "int16", "int8", "uint8", "bool")
+    tensors = {name: torch.ones(2).to(getattr(torch, name)) for name in dtypes}
+    source = open_source(folder(tmp_path, model=tensors))
+    assert {name: source.dtype(name) for name in dtypes} == {name: name for name in dtypes}
+
+
 def test_slices(tmp_path: Path) -> None:
     tensor = torch.arange(400, dtype=torch.float32).view(20, 20)
     source = open_source(folder(tmp_path, model={"a": tensor}))
