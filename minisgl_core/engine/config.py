@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import torch
 
 from minisgl_core.capsule.steps import RECORDED_ROLES, StepChoice
+from minisgl_core.core.sampling_params import SEEDS
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.errors import ConfigError, nearest
 from minisgl_core.plugin_api import Role, SamplingMode
+
+from .checks import check_choice, check_flag, check_integer, check_kind, check_mapping, check_names, check_number
 
 __all__ = ["SAMPLING_MODES", "EngineConfig"]
 
 SAMPLING_MODES: Final[tuple[SamplingMode, ...]] = ("greedy", "random", "filtered")
 """From the cheapest to the dearest."""
+LONGEST_TIMEOUT_S: Final = 1e9
+"""What clocks of the libraries below can count"""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Frozen configuration of one rank's engine. Lengths are in tokens; None means "decide from model and device"."""
 
-    model_path: str
+    model_path: str | Path
     tp_info: DistributedInfo = field(default=DistributedInfo(0, 1))
     dtype: torch.dtype | None = None
     """Compute dtype; None = the checkpoint's."""
@@ -60,7 +66,7 @@ class EngineConfig:
     """A resolved plan as JSON data; None = resolve here."""
     dummy_weights: bool = False
     """Random weights N(0, 0.02) instead of the checkpoint's, for benchmarks."""
-    record: str | None = None
+    record: str | Path | None = None
     """Folder for capsules of chosen steps; recording forces eager steps. None = do not record."""
     record_role: Literal["attention", "moe"] = "attention"
     """What the capsules hold. Experts' need the weights of all experts once more, in host memory."""
@@ -73,45 +79,44 @@ class EngineConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        self._check_ranks()
+        check_kind("model_path", self.model_path, (str, Path), "give a folder or file")
+        for name in ("max_running_req", "max_prefill_tokens", "record_max_mb"):
+            check_integer(name, getattr(self, name), 1)
+        for name, low in (("max_seq_len_override", 2), ("num_page_override", 1), ("cuda_graph_max_bs", 0)):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), low)
+        if self.page_size != "auto":
+            check_integer("page_size", self.page_size, 1)
+        check_integer("seed", self.seed, SEEDS.start, SEEDS.stop - 1)
+        check_number("memory_ratio", self.memory_ratio, 1, "give a share above 0 and at most 1")
+        check_choice("cache", self.cache, ("radix", "naive"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        for name in ("calibrated", "dummy_weights", "progress"):
+            check_flag(name, getattr(self, name))
+        self._check_graph_modes()
+        self._check_plugins()
+        self._check_recording()
+        self._check_shadow()
+
+    def _check_ranks(self) -> None:
+        check_kind("tp_info", self.tp_info, DistributedInfo, "give a DistributedInfo(rank, size)")
         rank, size = self.tp_info
-        if not 0 <= rank < size:
-            raise ConfigError(
-                f"`tp_info` is rank {rank} of {size}",
-                field="tp_info",
-                value=self.tp_info,
-                remedy="ranks count from 0 to size - 1",
-            )
-        if size > 1 and self.distributed_port is None:
+        check_integer("tp_info.size", size, 1)
+        check_integer("tp_info.rank", rank, 0, size - 1)
+        if self.distributed_port is not None:
+            check_integer("distributed_port", self.distributed_port, 1, 65535)
+        elif size > 1:
             raise ConfigError(
                 f"`distributed_port` is missing for {size} ranks",
                 field="distributed_port",
                 remedy="give all ranks the same free port",
             )
-        for name in ("max_running_req", "max_prefill_tokens", "record_max_mb"):
-            self._at_least(name, getattr(self, name), 1)
-        for name, low in (("max_seq_len_override", 2), ("num_page_override", 1), ("cuda_graph_max_bs", 0)):
-            if getattr(self, name) is not None:
-                self._at_least(name, getattr(self, name), low)
-        if self.page_size != "auto":
-            self._at_least("page_size", self.page_size, 1)
-        if not isinstance(cast("object", self.seed), int):
-            raise ConfigError(f"`seed` is {self.seed!r}", field="seed", value=self.seed, remedy="give an integer")
-        is_number = isinstance(cast("object", self.memory_ratio), int | float)
-        if not is_number or not 0 < self.memory_ratio <= 1:
-            raise ConfigError(
-                f"`memory_ratio` is {self.memory_ratio}",
-                field="memory_ratio",
-                value=self.memory_ratio,
-                remedy="give a share above 0 and at most 1",
-            )
-        if self.cache not in ("radix", "naive"):
-            raise ConfigError(
-                f"`cache` is {self.cache!r}", field="cache", value=self.cache, remedy="use radix or naive"
-            )
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ConfigError(
-                f"`device` is {self.device!r}", field="device", value=self.device, remedy="use auto, cpu or cuda"
-            )
+        remedy = f"give seconds above 0 and at most {LONGEST_TIMEOUT_S:g}"
+        check_number("distributed_timeout_s", self.distributed_timeout_s, LONGEST_TIMEOUT_S, remedy)
+
+    def _check_graph_modes(self) -> None:
+        check_names("cuda_graph_modes", self.cuda_graph_modes)
         for mode in self.cuda_graph_modes:
             if mode not in SAMPLING_MODES:
                 raise ConfigError(
@@ -120,18 +125,29 @@ class EngineConfig:
                     value=self.cuda_graph_modes,
                     remedy=f"give some of {', '.join(SAMPLING_MODES)}",
                 )
-        if self.record_role not in RECORDED_ROLES:
-            raise ConfigError(
-                f"`record_role` is {self.record_role!r}",
-                field="record_role",
-                value=self.record_role,
-                remedy=f"use {' or '.join(RECORDED_ROLES)}",
-            )
+
+    def _check_plugins(self) -> None:
+        check_mapping("backends", self.backends, 'give {"attention": "NAME"}')
+        check_mapping("backend_options", self.backend_options, 'give {"ROLE:NAME": {...}}')
+        for key, options in self.backend_options.items():
+            check_mapping(f"backend_options[{key!r}]", options, "give the options by name")
+        if self.allow_plugins is not None:
+            check_names("allow_plugins", self.allow_plugins)
+        check_names("deny_plugins", self.deny_plugins)
+        if self.plan is not None:
+            check_mapping("plan", self.plan, "give a plan as JSON data, or None")
+
+    def _check_recording(self) -> None:
+        if self.record is not None:
+            check_kind("record", self.record, (str, Path), "give a folder, or None")
+        check_choice("record_role", self.record_role, RECORDED_ROLES)
+        check_kind("record_steps", self.record_steps, str, "use such as first:8, every:100 or 0,5,7")
         StepChoice.parse(self.record_steps)
-        if self.shadow:
-            self._check_shadow()
 
     def _check_shadow(self) -> None:
+        check_mapping("shadow", self.shadow, 'give {"attention": "NAME"}')
+        if not self.shadow:
+            return
         known = (*RECORDED_ROLES, "every")
         for key in self.shadow:
             if key not in known:
@@ -156,7 +172,7 @@ class EngineConfig:
                 value=name,
                 remedy="name the backend to compare",
             )
-        self._at_least("shadow.every", self.shadow_every, 1)
+        check_integer("shadow.every", self.shadow_every, 1)
 
     @property
     def init_method(self) -> str:
@@ -178,10 +194,3 @@ class EngineConfig:
     def graph_max_bs(self) -> int | None:
         """:attr:`cuda_graph_max_bs` in force: a recorded step must be eager."""
         return 0 if self.record else self.cuda_graph_max_bs
-
-    @staticmethod
-    def _at_least(name: str, value: object, low: int) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ConfigError(
-                f"`{name}` is {value!r}", field=name, value=value, remedy=f"give an integer of at least {low}"
-            )

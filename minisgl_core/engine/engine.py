@@ -161,7 +161,7 @@ class Engine:
 
     def _load_weights(self) -> None:
         if self.config.dummy_weights:
-            generator = torch.Generator(device=self.device).manual_seed(self.config.seed + self.tp.rank)
+            generator = torch.Generator(device=self.device).manual_seed((self.config.seed + self.tp.rank) % 2**64)
             for slot in self.model.slots("", frozenset()):
                 slot.target.normal_(0.0, 0.02, generator=generator)
         else:
