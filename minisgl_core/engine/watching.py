@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from minisgl_core.capsule.shadow import Shadow
 from minisgl_core.capsule.steps import StepChoice
 from minisgl_core.capsule.watch import RoleWatch, WatchedModel
 from minisgl_core.env import ENV
-from minisgl_core.errors import ConfigError
+from minisgl_core.errors import ConfigError, UsageError
 from minisgl_core.registry import build
 
 from .planning import shadow_choices
@@ -55,7 +56,7 @@ class Watching:
 
     def __init__(self, config: EngineConfig, plan: Plan, model: ModelConfig, setups: Setups) -> None:
         self._config, self._plan, self._model, self._setups = config, plan, model, setups
-        self._folder = Path(config.record) if config.record else ENV.CACHE_DIR.value / "capsules"
+        self._folder = _capsule_folder(config)
         self._origin = _origin(config, plan)
         self._candidate: AttentionCandidate | MoECandidate | None = None
         watchers: dict[Role, list[Watcher]] = {"attention": [], "moe": []}
@@ -133,6 +134,27 @@ class Watching:
         """Free the shadow backend; its report stays."""
         if self.shadow is not None:
             self.shadow.close()
+
+
+def _capsule_folder(config: EngineConfig) -> Path:
+    """Where capsules go, made and tried out: steps are run long after the weights were read.
+
+    Raises :class:`~minisgl_core.errors.UsageError` if nothing can be written there.
+    """
+    folder = Path(config.record) if config.record else ENV.CACHE_DIR.value / "capsules"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        variable = ENV.CACHE_DIR.name
+        raise UsageError(
+            f"capsules cannot be written to {str(folder)!r}: {error.strerror or error}",
+            field="record" if config.record else variable,
+            value=str(folder),
+            remedy=f"{'name' if config.record else f'set {variable} to'} a folder that can be written",
+        ) from error
+    return folder
 
 
 def _by_phase(choices: Mapping[Slot, Any], plan: Plan, setups: Setups) -> dict[Phase, PhaseBackend]:

@@ -15,7 +15,7 @@ from minisgl_core.capsule.replay import replay
 from minisgl_core.capsule.steps import StepChoice
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.errors import ConfigError
+from minisgl_core.errors import ConfigError, UsageError
 from minisgl_core.llm import LLM
 from minisgl_core.testing import Rig, Subject
 
@@ -84,12 +84,28 @@ def test_a_step_that_is_too_large_is_skipped_and_named(
     assert load_capsule(written[0]).nbytes < 1e6
 
 
-def test_a_folder_that_cannot_be_written_ends_the_recording_not_the_answers(
+def test_a_folder_that_cannot_be_written_is_refused_before_the_weights_are_read(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "_load_weights", lambda self: pytest.fail("the weights were read"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"capsules cannot be written to '.*file': .*; name a folder") as caught:
+        answer(tiny("q3"), record=str(tmp_path / "file"))
+    assert caught.value.field == "record"
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match=r"file.capsules': .*; set MINISGL_CACHE_DIR to a folder"):
+        answer(tiny("q3"), shadow={"attention": "cpu"})
+
+
+def test_a_folder_that_is_lost_ends_the_recording_not_the_answers(
     tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("")
-    path = tiny("q3")
-    assert answer(path, record=str(tmp_path / "file")) == answer(path)
+    path, folder = tiny("q3"), tmp_path / "made" / "here"
+    with LLM(path, **SETTINGS, record=folder) as llm:
+        folder.rmdir()
+        folder.write_text("")
+        tokens = [item["token_ids"] for item in llm.generate(PROMPTS, PARAMS, progress=False)]
+    assert tokens == answer(path)
     assert caplog.text.count("recording ends at step 0: capsule") == 1
 
 
