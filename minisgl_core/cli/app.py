@@ -16,6 +16,8 @@ import click
 from minisgl_core import __version__
 from minisgl_core.errors import MinisglError, nearest
 
+from .stderr import forgiving_stderr
+
 __all__ = ["COMMANDS", "CommandEntry", "main"]
 
 PROGRAM: Final = "minisgl"
@@ -79,6 +81,11 @@ def _app(ctx: click.Context, debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0, 2 for a wrong call, 1 for a failure, 130 for Ctrl-C."""
+    with forgiving_stderr():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     if sys.stdout is None:  # closed by the caller: all that is printed would be lost in silence

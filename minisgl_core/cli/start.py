@@ -38,10 +38,13 @@ def find_model(settings: Settings) -> Path:
 def need_tokenizer(path: Path, *, chat: bool) -> Tokenizer:
     """The model's tokenizer; raises :class:`UsageError` if it has none, or for a chat no chat template.
 
-    Asked before the weights are read, which may take minutes.
+    Asked before the weights are read, which may take minutes. What is no model at all is refused as that first:
+    :class:`CheckpointError`.
     """
+    from minisgl_core.modelconfig import read_model_config
     from minisgl_core.tokenizer import load_tokenizer
 
+    read_model_config(path)
     tokenizer = load_tokenizer(path)
     if tokenizer is None:
         raise UsageError(

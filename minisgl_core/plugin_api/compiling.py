@@ -90,7 +90,8 @@ def compile_once(folder: Path, name: str, make: Callable[[Path], None], what: st
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             if what:
-                print(f"minisgl: compiling {what}, {duration}", file=sys.stderr)
+                with contextlib.suppress(OSError):  # a standard error that takes nothing
+                    print(f"minisgl: compiling {what}, {duration}", file=sys.stderr)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 draft = Path(scratch) / name
                 make(draft)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from minisgl_core.errors import MinisglError
 from minisgl_core.plugin_api import CannotRun, Reason
 
+from .guest import as_guest
 from .imports import import_object
 from .records import Candidate
 
@@ -34,7 +35,8 @@ def run_checks(candidates: Iterable[Candidate]) -> dict[str, Reason]:
 
 def _ask(check: str) -> Reason | None:
     try:
-        import_object(check)()
+        with as_guest():
+            import_object(check)()
     except CannotRun as refusal:
         return refusal.reason
     except MinisglError:

@@ -6,21 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 __all__ = ["SECTIONS", "DebugSettings", "EngineSettings", "ModelSettings", "ServerSettings", "Settings"]
 
 Positive = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+"""An empty one is a mistake, such as a shell variable that is not set; to have none, leave the setting out."""
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise PydanticCustomError("bool", "Input should not be true or false")
+        return value
+
 
 class ModelSettings(_Section):
     """``[model]``"""
 
-    path: str = Field(default="", description="folder or .gguf file of the model, or a name on the model hub")
+    path: Text = Field(default="", description="folder or .gguf file of the model, or a name on the model hub")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="compute dtype; auto = the checkpoint's"
     )
@@ -63,16 +73,16 @@ class EngineSettings(_Section):
 class DebugSettings(_Section):
     """``[debug]``"""
 
-    record: str = Field(default="", description="folder for capsules of chosen steps; forces eager steps")
+    record: Text = Field(default="", description="folder for capsules of chosen steps; forces eager steps")
     record_role: Literal["attention", "moe"] = Field(default="attention", description="whose steps to record")
-    record_steps: str = Field(default="first:8", description="first:N, every:N, or numbers such as 0,5,7")
+    record_steps: Text = Field(default="first:8", description="first:N, every:N, or numbers such as 0,5,7")
     record_max_mb: Positive = Field(default=256, description="steps with a larger capsule are skipped")
 
 
 class ServerSettings(_Section):
     """``[server]``"""
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
+    host: Text = Field(default="127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="port to listen on; 0 = a free one")
 
 

@@ -155,11 +155,14 @@ class Terminal:
         return self.process.wait(timeout=60)
 
     def press_until_it_ends(self, keys: str) -> int:
-        """Presses again each second: Python misses a signal that comes between showing a prompt and waiting at it."""
-        for _ in range(60):
+        """Presses again: Python misses a signal that comes between showing a prompt and waiting at it.
+
+        Not soon: one that comes while Python is ending kills it.
+        """
+        for _ in range(6):
             self.press(keys)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return self.process.wait(timeout=1)
+                return self.process.wait(timeout=15)
         raise AssertionError(f"{keys!r} does not end it; the last that it wrote is {self._seen!r}")
 
     def __enter__(self) -> Terminal:

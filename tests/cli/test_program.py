@@ -67,8 +67,15 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(tiny: Tiny) -> None:
     assert [line for line in done.stderr.splitlines() if not line.startswith("plan ")] == []
 
 
-def test_a_closed_standard_error_is_no_failure(tiny: Tiny) -> None:
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_a_standard_error_that_takes_nothing_is_no_failure(redirection: str, tiny: Tiny) -> None:
     call = [PROGRAM, "generate", "--model", str(tiny("q3")), "--prompt-ids", "1,2", "--max-tokens", "2", *SMALL]
-    done = subprocess.run(["bash", "-c", f"{shlex.join(call)} 2>&-"], stdout=subprocess.PIPE, text=True, check=False)
+    call = ["bash", "-c", f"{shlex.join(call)} {redirection}"]
+    done = subprocess.run(call, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0
     assert len(done.stdout.split()) == 2
+
+
+def test_an_error_that_cannot_be_told_keeps_its_exit_code() -> None:
+    done = subprocess.run(["bash", "-c", f"{PROGRAM} genrate 2>/dev/full"], check=False)
+    assert done.returncode == 2

@@ -124,6 +124,14 @@ def test_backends_of_several_sources_are_merged_role_by_role(
         ("[engine]\ncache = 'lru'\n", r"engine\.cache is 'lru' .*'radix' or 'naive' \(prefix cache\)"),
         ("[engine]\nmemory_ratio = 1.5\n", "less than or equal to 1"),
         ("[engine\n", "config file minisgl.toml is not TOML"),
+        (
+            "[engine]\npage_size = true\n",
+            r"page_size is True \(from minisgl\.toml\); input should not be true or false",
+        ),
+        ("[engine]\nseed = false\n", r"seed is False .*input should not be true or false"),
+        ("[engine]\nmemory_ratio = true\n", "memory_ratio is True .*input should not be true or false"),
+        ("[server]\nport = true\n", "port is True .*input should not be true or false"),
+        ("[model]\npath = ''\n", r"model\.path is '' \(from minisgl\.toml\); string should have at least 1 character"),
     ],
 )
 def test_a_wrong_file_is_refused_naming_the_place(load: Any, text: str, message: str) -> None:
@@ -166,6 +174,19 @@ def test_a_wrong_variable_is_refused_by_name(load: Any, environ: Any, message: s
 def test_a_wrong_backend_flag_is_refused(load: Any, flags: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load(backend_flags=flags)
+
+
+def test_true_is_accepted_by_switches_alone(load: Any) -> None:
+    fields = {(name, key): field for name, model in SECTIONS.items() for key, field in model.model_fields.items()}
+    switches = {place for place, field in fields.items() if field.annotation is bool}
+    assert switches == {("engine", "calibrated"), ("engine", "dummy_weights")}
+    for section, key in fields:
+        text = f"[{section}]\n{key} = true\n"
+        if (section, key) in switches:
+            assert getattr(load(text).engine, key) is True
+        else:
+            with pytest.raises(ConfigError, match=f"{key} is True"):
+                load(text)
 
 
 def test_every_known_variable_is_accepted_and_no_two_settings_share_a_name(load: Any) -> None:

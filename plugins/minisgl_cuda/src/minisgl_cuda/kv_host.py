@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import struct
@@ -25,7 +26,8 @@ def match_function() -> Callable[[np.ndarray, np.ndarray], int]:
     try:
         return _compiled()
     except (CannotRun, OSError) as error:
-        print(f"minisgl: tokens are compared with NumPy, not C++: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a standard error that takes nothing
+            print(f"minisgl: tokens are compared with NumPy, not C++: {error}", file=sys.stderr)
         return numpy_match_len
 
 
