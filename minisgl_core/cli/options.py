@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import click
 
+from minisgl_core.errors import ConfigError
 from minisgl_core.settings.load import flag_name, load_settings
-from minisgl_core.settings.schema import SECTIONS
+from minisgl_core.settings.schema import SECTIONS, Settings
 
 __all__ = ["settings_options"]
 
@@ -27,7 +29,9 @@ def settings_options(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def command(config: str | None, backend: tuple[str, ...], **given: Any) -> Any:
             flags = {f"{name}.{key}": given.pop(_parameter(name, key)) for name, key in keys}
-            return function(settings=load_settings(config, flags, backend), **given)
+            settings = load_settings(config, flags, backend)
+            with _naming_sources(settings):
+                return function(settings=settings, **given)
 
         command.__doc__ = function.__doc__
         command.__name__ = function.__name__
@@ -43,6 +47,19 @@ def settings_options(
         return click.option("--config", type=click.Path(), help="Config file instead of ./minisgl.toml.")(command)
 
     return decorate
+
+
+@contextlib.contextmanager
+def _naming_sources(settings: Settings) -> Iterator[None]:
+    """Plugins check their options themselves, and do not know where they were written."""
+    try:
+        yield
+    except ConfigError as error:
+        found = [source for name, source in settings.sources.items() if error.field.startswith(name)]
+        if not error.field.startswith("backends.options.") or not found:
+            raise
+        message = f"{error.message} (from {found[0]})"
+        raise ConfigError(message, field=error.field, value=error.value, remedy=error.remedy) from error
 
 
 def _parameter(section: str, key: str) -> str:

@@ -29,9 +29,15 @@ _ROLES_SHOWN: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops
 
 
 def find_model(settings: Settings) -> Path:
-    """Folder or file of the model that is named; the demo model's if none is. Either may be downloaded first."""
+    """Folder or file of the model that is named; the demo model's if none is. Either may be downloaded first, so
+    options of backends, which need no model to be wrong, are checked before.
+    """
     from minisgl_core.demo_model import DEMO_NAME, resolve_model_path
+    from minisgl_core.registry import discover
+    from minisgl_core.registry.options import check_options
 
+    if settings.options:
+        check_options(settings.options, discover(allow=settings.allow, deny=settings.deny))
     return resolve_model_path(settings.model.path or DEMO_NAME)
 
 

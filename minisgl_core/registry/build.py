@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from minisgl_core import plugin_api
-from minisgl_core.errors import BackendError, ConfigError, MinisglError, nearest
+from minisgl_core.errors import BackendError, ConfigError, MinisglError
 from minisgl_core.plugin_api import API_VERSIONS, CannotRun, Role
 
 from .guest import ProcessEndsError, as_guest
 from .imports import import_object
+from .options import OptionsModelError, options_setting, read_options
 from .plan import Choice
 
 __all__ = ["build", "load_class"]
@@ -72,48 +73,17 @@ def _methods(choice: Choice) -> list[str]:
 
 
 def _options(choice: Choice) -> Any:
+    setting = options_setting(choice.role, choice.name)
     if choice.options_model is None:
         if choice.options:
             raise ConfigError(
-                f"{choice.role}:{choice.name} takes no options", field=_setting(choice), value=dict(choice.options)
+                f"{choice.role}:{choice.name} takes no options", field=setting, value=dict(choice.options)
             )
         return None
     try:
-        with as_guest():
-            model = import_object(choice.options_model)
-        known = {field.alias or name for name, field in model.model_fields.items()}
-    except Exception as error:
-        raise _error(choice, f"its options model cannot be used: {type(error).__name__}: {error}") from error
-    for key, value in choice.options.items():
-        if key not in known:
-            raise ConfigError(
-                f"unknown option {key!r} in {_setting(choice)}",
-                field=f"{_setting(choice)}.{key}",
-                value=value,
-                remedy=nearest(key, known) or f"it has {', '.join(sorted(known)) or 'no options'}",
-            )
-    try:
-        return model.model_validate(dict(choice.options))
-    except ValueError as error:
-        raise ConfigError(
-            f"{_setting(choice)} is not valid: {_first_problem(error)}",
-            field=_setting(choice),
-            value=dict(choice.options),
-            remedy=f"options of {choice.distribution} {choice.version}",
-        ) from error
-
-
-def _first_problem(error: ValueError) -> str:
-    """``field: message, got value`` of a pydantic error, on one line."""
-    problems: list[Any] = getattr(error, "errors", list)()
-    if not problems:
-        return str(error)
-    first = problems[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
-
-
-def _setting(choice: Choice) -> str:
-    return f'backends.options."{choice.role}:{choice.name}"'
+        return read_options(setting, choice.options_model, choice.options, f"{choice.distribution} {choice.version}")
+    except OptionsModelError as error:
+        raise _error(choice, f"its options model cannot be used: {error}") from error
 
 
 def _error(choice: Choice, what: str) -> BackendError:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from minisgl_core.errors import MinisglError
 from minisgl_core.plugin_api import CannotRun, Reason
 
-from .guest import as_guest
+from .guest import ProcessEndsError, as_guest
 from .imports import import_object
 from .records import Candidate
 
@@ -41,6 +41,6 @@ def _ask(check: str) -> Reason | None:
         return refusal.reason
     except MinisglError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit, ProcessEndsError) as error:
         return Reason("check", "check", "a working backend", f"the check raised {type(error).__name__}: {error}")
     return None

@@ -9,13 +9,14 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from minisgl_core import __version__
-from minisgl_core.errors import BackendError, ConfigError, nearest
-from minisgl_core.plugin_api import ROLES, Reason, Role
+from minisgl_core.errors import BackendError, ConfigError
+from minisgl_core.plugin_api import Reason, Role
 
 from .checks import run_checks
 from .loader import discover
 from .matching import kernel_page_size
 from .named import check_used, named_by, remarks
+from .options import check_options
 from .plan import Bucket, Choice, Plan
 from .probe import ProbeRequest, run_probes
 from .query import Joint, PlanQuery, Slot, rank_heads
@@ -192,8 +193,7 @@ def check_query(query: PlanQuery, registry: Registry) -> None:
             if name != AUTO:
                 _check_name(named.role, name, query, registry)
     check_used(query, registry)
-    for key, options in query.options.items():
-        _check_options(key, options, registry)
+    check_options(query.options, registry)
 
 
 def _check_name(role: Role, text: str, query: PlanQuery, registry: Registry) -> None:
@@ -213,25 +213,3 @@ def _asked_for(plugin: PluginRecord, setting: str) -> BackendError:
         value=plugin.distribution,
         remedy="repair or remove it, or do not name it",
     )
-
-
-def _check_options(key: str, options: object, registry: Registry) -> None:
-    setting = f'backends.options."{key}"'
-    role, _, name = key.partition(":")
-    owners: list[Candidate] = []
-    if role in ROLES:
-        owners = [item for item in registry.candidates(role) if item.spec.name == name]
-    if not owners:
-        known = {f"{item.spec.role}:{item.spec.name}" for known in ROLES for item in registry.candidates(known)}
-        raise ConfigError(
-            f"{setting} belongs to no installed backend",
-            field=setting,
-            value=key,
-            remedy=nearest(key, known) or "`minisgl plugins` lists the backends",
-        )
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{setting} is {options!r}", field=setting, value=options, remedy="give a table of options")
-    if options and not any(item.spec.options for item in owners):
-        raise ConfigError(
-            f"{setting} is set, but {key} takes no options", field=setting, value=dict(options), remedy="remove it"
-        )

@@ -67,6 +67,7 @@ def load_settings(
         _check_key(key, ("allow", "deny"), "key", f"[plugins] of {file}")
     backends, options, shadow = _backends(tables.get("backends", {}), file, environ, backend_flags)
     sources = {f"{section}.{key}": item.source for (section, key), item in given.items()}
+    sources.update({f'backends.options."{key}"': file for key in options})
     return Settings(
         model=_validated("model", ModelSettings, given),
         engine=_validated("engine", EngineSettings, given),

@@ -105,7 +105,7 @@ class Settings:
     shadow: Mapping[str, Any]
     """``backends.shadow``: a second backend to compare; checked by the engine"""
     sources: Mapping[str, str]
-    """Where each value of a section that is not a default was written, by ``section.key``."""
+    """Where each value that is not a default was written, by ``section.key``; options by their table's name."""
 
 
 SECTIONS: Final[dict[str, type[BaseModel]]] = {

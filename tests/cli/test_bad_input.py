@@ -276,8 +276,13 @@ CASES = [
     ),
     generate(
         "options of nobody",
-        says=['backends.options."attention:nope" belongs to no installed backend'],
+        says=['backends.options."attention:nope" belongs to no installed backend (from minisgl.toml)'],
         files={"minisgl.toml": '[backends.options."attention:nope"]\nx = 1\n'},
+    ),
+    generate(
+        "unknown option of what is not chosen",
+        says=["unknown option 'strct' in ", '"graph:emulated" (from minisgl.toml)', "did you mean 'strict'?"],
+        files={"minisgl.toml": '[backends.options."graph:emulated"]\nstrct = true\n'},
     ),
     generate(
         "plugins switched off",
@@ -371,6 +376,25 @@ def test_a_closed_standard_input(
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["generate", *arguments]) == 2
     assert capsys.readouterr().err.startswith("error: standard input is closed; ")
+
+
+def test_options_are_refused_before_the_demo_model_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("minisgl_core.demo_model.ensure_demo_model", None)
+    Path("minisgl.toml").write_text('[backends.options."graph:emulated"]\nstrct = true\n')
+    assert main(["generate", "--prompt", "hi"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown option 'strct'")
+
+
+@pytest.mark.parametrize("command", [["explain", "--geometry", "qwen3-0.6b"], ["chat"]])
+def test_every_command_names_the_file_of_options(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    Path("other.toml").write_text('[backends.options."kv:cpu"]\nx = 1\n')
+    assert main([*command, "--config", "other.toml"]) == 2
+    assert "takes no options (from other.toml); remove it" in capsys.readouterr().err
 
 
 def test_a_prompt_file_that_is_no_text(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
