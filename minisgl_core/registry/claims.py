@@ -46,6 +46,8 @@ _FEATURES: Final = ("window", "softcap", "sinks", "fp8_kv")
 _LISTS: Final = ("kv_layouts", "phases", "ops", "formats", "architectures", "host_plan")
 _OPEN_LISTS: Final = ("devices", "dtypes", "kv_dtypes", "features")
 _NUMBERS: Final = ("head_dims", "gqa_ratios", "page_sizes")
+_LIKE_LISTS: Final = (list, tuple, set, frozenset)
+_LIKE_NUMBERS: Final = (OneOf, MultipleOf, AnyValue)
 _NO_SM: Final = (0, -1)
 
 _ASKED: Final[Mapping[Role, tuple[str, ...]]] = {
@@ -69,15 +71,15 @@ def box_problems(box: Any) -> Iterator[str]:
     """What is wrong with a :class:`Caps`, whatever its annotations promise."""
     for field in (*_LISTS, *_OPEN_LISTS):
         value = getattr(box, field)
-        if field in _OPEN_LISTS and isinstance(value, AnyValue):
+        if value == () or (field in _OPEN_LISTS and isinstance(value, AnyValue)):
             continue
-        if not isinstance(value, list | tuple | set | frozenset) or not all(map(_is_text, value)):
+        if not isinstance(value, _LIKE_LISTS) or not all(map(_is_text, value)):
             yield f"caps.{field} is {value!r}; use a tuple of names" + (" or ANY" if field in _OPEN_LISTS else "")
         elif field in _WORDS:
             yield from (f"caps.{field} has the {problem}" for word in value if (problem := _word_problem(field, word)))
     for field in _NUMBERS:
         value = getattr(box, field)
-        if value is not None and not isinstance(value, OneOf | MultipleOf | AnyValue):
+        if value is not None and not isinstance(value, _LIKE_NUMBERS):
             yield f"caps.{field} is {value!r}; use OneOf, MultipleOf or ANY"
         elif not all(isinstance(number, int) and number > 0 for number in _listed(value)):
             yield f"caps.{field} is {value!r}; use positive whole numbers"

@@ -71,16 +71,13 @@ class _Source:
 
 
 def _sources(found: Found, allow: Sequence[str] | None, deny: Sequence[str]) -> list[_Source]:
-    version, problem = "", found.problem
+    version, problem = next(iter(found.header("Version")), ""), found.problem
     if not problem:
         try:
-            metadata = found.distribution.metadata  # parsed at each access
-            version = metadata["Version"]
-            problem = core_requirement_problem(
-                metadata.get_all("Requires-Dist") or found.distribution.requires or (), __version__
-            )
+            requires = found.header("Requires-Dist") or found.distribution.requires or ()
+            problem = core_requirement_problem(requires, __version__)
         except Exception as error:
-            problem = f"its metadata cannot be read: {type(error).__name__}: {error}"
+            problem = f"its requirements cannot be read: {type(error).__name__}: {error}"
     excluded = exclusion(found.name, allow, deny)
     if problem:
         return [_Source(found.name, _entry_text(found.entries), version, problem=problem, excluded=excluded)]
@@ -189,11 +186,21 @@ def _refuse_duplicates(candidates: Sequence[Candidate]) -> None:
         seen.add(candidate.key)
 
 
+class _Manager(pluggy.PluginManager):
+    """pluggy asks every attribute of a plugin whether it is a hook, so statically that it takes most of the time."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
+        """A module's attribute is what its dictionary holds: only what ``@hookimpl`` has marked needs a closer look."""
+        if isinstance(plugin, ModuleType) and not hasattr(vars(plugin).get(name), f"{PROJECT}_impl"):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 def _new_manager(names: Iterable[str] | None = None) -> pluggy.PluginManager:
     """With the specs of these hooks; None = of all. pluggy inspects all that it is given, so it is given little."""
     specs = hooks if names is None else ModuleType(hooks.__name__)
     for name in names or ():
         setattr(specs, name, getattr(hooks, name))
-    manager = pluggy.PluginManager(PROJECT)
+    manager = _Manager(PROJECT)
     manager.add_hookspecs(specs)
     return manager

@@ -9,7 +9,7 @@ from minisgl_core.plugin_api import ANY, AnyValue, BackendSpec, Caps, MultipleOf
 
 from .query import Need
 
-__all__ = ["kernel_page_size", "match"]
+__all__ = ["fits", "kernel_page_size", "match"]
 
 _Names = tuple[str, ...] | AnyValue
 _Ints = OneOf | MultipleOf | AnyValue | None
@@ -25,6 +25,15 @@ def match(spec: BackendSpec, need: Need) -> tuple[Caps | None, list[Reason]]:
         if nearest is None or _distance(reasons) < _distance(nearest):
             nearest = reasons
     return None, nearest or [Reason("caps", "caps", "a box of capabilities", "none declared")]
+
+
+def fits(spec: BackendSpec, need: Need) -> bool:
+    """Does a box hold the need? Answered without the reasons why others do not."""
+    return any(not any(_some(check(box, need)) for check in _CHECKS) for box in spec.caps)
+
+
+def _some(reasons: Iterator[Reason]) -> bool:
+    return next(reasons, None) is not None
 
 
 def kernel_page_size(supported: _Ints, pool: int) -> int | None:

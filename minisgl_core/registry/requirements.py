@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import shutil
 import sys
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from typing import Protocol
 
@@ -110,9 +111,9 @@ def _check(item: str, environment: Environment) -> Reason | None:
     if kind == "exec":
         return None if environment.has_program(name) else _missing(item, f"no {name} on PATH", f"install {name}")
     try:
-        requirement = Requirement(item)
+        requirement = _parsed(item)
     except InvalidRequirement as error:
-        return _missing(item, f"an unreadable requirement: {error}".splitlines()[0], "report it to the plugin's author")
+        return _missing(item, f"an unreadable requirement: {error}".splitlines()[0], "")
     if requirement.marker is not None and not requirement.marker.evaluate():
         return None
     version = environment.version(requirement.name)
@@ -121,6 +122,12 @@ def _check(item: str, environment: Environment) -> Reason | None:
     if not requirement.specifier.contains(version, prereleases=True):
         return _missing(item, f"{requirement.name} {version}", f"pip install '{item}'")
     return None
+
+
+@lru_cache(maxsize=256)
+def _parsed(item: str) -> Requirement:
+    """Many specs require the same; a requirement is never changed."""
+    return Requirement(item)
 
 
 def _missing(item: str, found: str, fix: str) -> Reason:

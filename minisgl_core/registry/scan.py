@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ GROUP: Final = "minisgl"
 
 _SECTION: Final = re.compile(rf"^\s*\[\s*{GROUP}\s*\]", re.MULTILINE)
 _ENTRY: Final = re.compile(r"([^=\s][^=]*?)\s*=\s*([\w.]+\s*(?::\s*[\w.]+\s*)?(?:\[.*\])?)")
-_NAME: Final = re.compile(r"^Name:\s*(\S+)\s*$", re.MULTILINE)
+_OF_CORE: Final = re.compile(rf"\s*{CORE.replace('-', '[-_.]+')}(?![A-Za-z0-9._-])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,12 @@ class Found:
     name: str
     distribution: Distribution
     entries: tuple[EntryPoint, ...]
+    headers: str = ""
     problem: str = ""
+
+    def header(self, name: str) -> list[str]:
+        """What the lines of a header say. An email parser, which importlib.metadata uses, takes ten times longer."""
+        return re.findall(rf"^{name}:[ \t]*(\S.*?)[ \t]*$", self.headers, re.MULTILINE)
 
 
 def scan(distributions: Iterable[Distribution]) -> tuple[list[Found], list[Note]]:
@@ -44,23 +49,38 @@ def scan(distributions: Iterable[Distribution]) -> tuple[list[Found], list[Note]
     found: list[Found] = []
     notes: list[Note] = []
     for distribution in distributions:
-        name, problem = _name(distribution)
-        entries: tuple[EntryPoint, ...] = ()
-        try:
-            entries, malformed = _entries(distribution)
-        except Exception as error:
-            malformed = f"its entry points cannot be read: {type(error).__name__}: {error}"
-        problem = problem or malformed
-        if not name and (entries or malformed):
-            path = metadata_path(distribution) or Path(_place(distribution))
-            name, problem = folder_name(path), f"its metadata at {path} has no name; install it again"
-        shadow = first.setdefault(canonicalize_name(name), distribution) if name else distribution
+        plugin = _plugin(distribution)
+        name = plugin.name if plugin else _folded_name(distribution)
+        shadow = first.setdefault(name, distribution) if name else distribution
         if shadow is not distribution:
-            if entries or problem or any(item.name == canonicalize_name(name) for item in found):
+            if plugin or any(item.name == name for item in found):
                 notes.extend(_shadowed(name, shadow, distribution))
-        elif entries or (problem and name):
-            found.append(Found(canonicalize_name(name), distribution, entries, problem))
+        elif plugin:
+            found.append(plugin)
     return sorted(found, key=lambda item: item.name), notes
+
+
+def _plugin(distribution: Distribution) -> Found | None:
+    """None for a distribution that is no business of ours, as far as can be read."""
+    entries: tuple[EntryPoint, ...] = ()
+    try:
+        entries, problem = _entries(distribution)
+    except Exception as error:
+        problem = f"its entry points cannot be read: {_told(error)}"
+    if not entries and not problem:
+        return None
+    headers = ""
+    try:
+        headers = _headers(distribution)
+    except Exception as error:
+        problem = problem or f"its metadata cannot be read: {_told(error)}"
+    found = Found("", distribution, entries, headers, problem)
+    names = found.header("Name")
+    if names:
+        return replace(found, name=canonicalize_name(names[0]))
+    path = metadata_path(distribution) or Path(_place(distribution))
+    nameless = f"its metadata at {path} has no name; install it again"
+    return replace(found, name=canonicalize_name(folder_name(path)), problem=problem or nameless)
 
 
 def _shadowed(name: str, first: Distribution, later: Distribution) -> list[Note]:
@@ -92,17 +112,25 @@ def _entries(distribution: Distribution) -> tuple[tuple[EntryPoint, ...], str]:
     return tuple(entries), ""
 
 
-def _name(distribution: Distribution) -> tuple[str, str]:
-    """(name, problem); both empty for a nameless distribution. Parsing all headers would take ten times longer."""
+def _headers(distribution: Distribution) -> str:
+    """The metadata down to the first empty line, where the description begins."""
+    files = ("METADATA", "PKG-INFO", "")  # the last: an egg-info that is a file itself
+    text = next((text for file in files if (text := distribution.read_text(file))), "")
+    return text.partition("\n\n")[0]
+
+
+def _folded_name(distribution: Distribution) -> str:
+    """The canonical name; that of the folder, which is there to be looked up by, spares opening every file."""
+    path = metadata_path(distribution)
     try:
-        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
-        if text is not None:
-            match = _NAME.search(text.partition("\n\n")[0])
-            return (match[1], "") if match else ("", "")
-        # None where the metadata is broken, whatever the annotations say
-        return distribution.metadata["Name"] or "", ""
-    except Exception as error:
-        return "", f"its metadata cannot be read: {type(error).__name__}: {error}"
+        name = folder_name(path) if path else distribution.metadata["Name"] or ""
+    except Exception:
+        name = ""
+    return canonicalize_name(name)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _version(distribution: Distribution) -> str:
@@ -133,14 +161,12 @@ def _place(distribution: Distribution) -> str:
 def core_requirement_problem(requires: Iterable[str], core_version: str) -> str:
     """Why this core is not the one that a distribution's Requires-Dist lines ask for; empty if it is."""
     for line in requires:
+        if not _OF_CORE.match(line):
+            continue
         try:
             requirement = Requirement(line)
         except InvalidRequirement as error:
-            if canonicalize_name(line).startswith(CORE):
-                return f"its requirement {line!r} is malformed: {error}".splitlines()[0]
-            continue
-        if canonicalize_name(requirement.name) != CORE:
-            continue
+            return f"its requirement {line!r} is malformed: {error}".splitlines()[0]
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         if not requirement.specifier.contains(core_version, prereleases=True):

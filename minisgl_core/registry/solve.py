@@ -14,7 +14,7 @@ from typing import Final
 
 from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, OneOf, Reason
 
-from .matching import match
+from .matching import fits, match
 from .query import Joint, PlanQuery, Slot, need_of, slots_of
 from .ranking import Selection, measured_cost, rank_key, selection_of
 from .records import Candidate, Registry
@@ -52,6 +52,14 @@ class Field:
     def verdicts(self, query: PlanQuery, joint: Joint) -> list[Verdict]:
         """Every admitted candidate judged, best first."""
         return self._judge(self.ranked, query, joint)
+
+    def first_fit(self, query: PlanQuery, joint: Joint) -> int | None:
+        """The place of the best candidate that fits, among :meth:`verdicts`."""
+        need = need_of(self.slot, query, joint)
+        fitting = (
+            place for place, (item, standing) in enumerate(self.ranked) if not standing and fits(item.spec, need)
+        )
+        return next(fitting, None)
 
     def outsiders(self, query: PlanQuery, joint: Joint) -> list[Verdict]:
         """The candidates that the config's names exclude, judged as if they were admitted."""
@@ -112,18 +120,19 @@ def solve(
 ) -> Solution:
     """Find the best solution; ``conflict`` of the result names the smallest set of slots that has none."""
     fields = fields_of(query, registry, environment, struck or {})
-    table = {
-        joint: [[verdict.box is not None for verdict in field.verdicts(query, joint)] for field in fields]
-        for joint in joint_domain(query, fields)
-    }
-    solved = {joint: tuple(row.index(True) for row in rows) for joint, rows in table.items() if all(map(any, rows))}
+    table = {joint: [field.first_fit(query, joint) for field in fields] for joint in joint_domain(query, fields)}
+    solved = {joint: places for joint, places in table.items() if None not in places}
     if not solved:
         conflict = _smallest_conflict(list(table.values()))
         joint = _nearest_joint(table, conflict)
         return Solution(joint, {}, fields, tuple(fields[index].slot for index in conflict))
     # joint_domain lists the preferred values first and min() keeps the first of equals
     best = min(solved, key=lambda joint: (query.graph and not joint.graph, solved[joint]))
-    chosen = {field.slot: field.verdicts(query, best)[place] for field, place in zip(fields, solved[best], strict=True)}
+    chosen = {
+        field.slot: field.verdicts(query, best)[place]
+        for field, place in zip(fields, solved[best], strict=True)
+        if place is not None
+    }
     return Solution(best, chosen, fields)
 
 
@@ -229,17 +238,16 @@ def _layouts(query: PlanQuery, fields: Sequence[Field]) -> list[str]:
     return list(dict.fromkeys([*(layout for layout in preferred if layout in query.kv_layouts), *query.kv_layouts]))
 
 
-def _smallest_conflict(tables: Sequence[Sequence[Sequence[bool]]]) -> tuple[int, ...]:
+def _smallest_conflict(tables: Sequence[Sequence[int | None]]) -> tuple[int, ...]:
     """Indices of the fewest slots that no joint value serves together."""
-    served = [[any(row) for row in rows] for rows in tables]
-    indices = range(len(served[0]))
+    indices = range(len(tables[0]))
     for size in range(1, len(indices) + 1):
         for group in itertools.combinations(indices, size):
-            if not any(all(row[index] for index in group) for row in served):
+            if not any(all(row[index] is not None for index in group) for row in tables):
                 return group
     raise AssertionError("called although a solution exists")
 
 
-def _nearest_joint(tables: Mapping[Joint, Sequence[Sequence[bool]]], conflict: Sequence[int]) -> Joint:
+def _nearest_joint(tables: Mapping[Joint, Sequence[int | None]], conflict: Sequence[int]) -> Joint:
     """The joint values at which most of the conflicting slots can be served, for the error message."""
-    return max(tables, key=lambda joint: sum(any(tables[joint][index]) for index in conflict))
+    return max(tables, key=lambda joint: sum(tables[joint][index] is not None for index in conflict))

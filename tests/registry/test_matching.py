@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, MultipleOf, OneOf
 from minisgl_core.registry import DeviceFacts
-from minisgl_core.registry.matching import kernel_page_size, match
+from minisgl_core.registry.matching import fits, kernel_page_size, match
 from minisgl_core.registry.query import Need
 
 BOX = Caps(
@@ -91,6 +91,9 @@ def test_each_field_just_outside_the_box_is_one_reason(case: str) -> None:
     box, reasons = match(spec_of(BOX), replace(NEED, **change))
     assert box is None
     assert [str(reason) for reason in reasons] == [text]
+    assert [fits(spec_of(*boxes), replace(NEED, **change)) for boxes in ((BOX,), ())] == [False, False]
+    wide = replace(BOX, **_everything(reasons[0].field))
+    assert fits(spec_of(BOX, wide), replace(NEED, **change)) and fits(spec_of(BOX), NEED)
     assert match(spec_of(replace(BOX, **_everything(reasons[0].field))), replace(NEED, **change))[0] is not None
 
 

@@ -25,10 +25,10 @@ def resolve() -> ModuleType:
     return module
 
 
-def test_twenty_plugins_cost_little_and_no_torch(resolve: ModuleType) -> None:
-    found = resolve.start_cost(plugins=20, runs=3)
-    assert found["plugins"] >= 21 and found["torch_imported"] is False
-    assert found["total_cpu_ms"] < 250, "100 is promised on a machine that does nothing else"
+def test_thirty_plugins_cost_little_and_no_torch(resolve: ModuleType) -> None:
+    found = resolve.start_cost(plugins=30, runs=3)
+    assert found["plugins"] >= 31 and found["torch_imported"] is False
+    assert found["total_cpu_ms"] < 200, "100 is promised on a machine that does nothing else"
 
 
 def test_a_layer_calls_the_method_of_the_chosen_backend_itself(
