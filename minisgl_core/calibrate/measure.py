@@ -63,7 +63,8 @@ def calibrate(
                 points.append(_point(size, one, query, model, subject, rig, timer))
             except Exception as error:
                 at = f"{size.rows} rows" + (f" of {size.length} tokens" if size.length else "")
-                notes.append(f"{size.slot.label}: {one.label} failed at {at}: {type(error).__name__}: {error}")
+                why = " ".join(str(error).split())  # a compiler's log has many lines
+                notes.append(f"{size.slot.label}: {one.label} failed at {at}: {type(error).__name__}: {why}")
                 logger.warning("%s", notes[-1])
             if finished is not None:
                 finished()

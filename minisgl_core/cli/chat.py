@@ -12,6 +12,7 @@ import click
 from minisgl_core.errors import AdmissionError
 from minisgl_core.settings.schema import Settings
 
+from .held_log import log_held
 from .options import settings_options
 from .prompts import open_stdin, read_text
 from .sampling import sampling_options, sampling_params
@@ -122,15 +123,16 @@ class _Conversation:
         asked = [*self._messages, {"role": "user", "content": message}]
         stream = self._llm.stream(self._tokenizer.apply_chat_template(asked), self._params)
         said: list[str] = []
-        try:
-            for chunk in stream:
-                click.echo(chunk.text, nl=False)
-                said.append(chunk.text)
-                if chunk.error is not None:
-                    return chunk.error
-        except KeyboardInterrupt:
-            click.echo(" [interrupted]", err=True, nl=False)
-        finally:
-            click.echo()
+        with log_held():
+            try:
+                for chunk in stream:
+                    click.echo(chunk.text, nl=False)
+                    said.append(chunk.text)
+                    if chunk.error is not None:
+                        return chunk.error
+            except KeyboardInterrupt:
+                click.echo(" [interrupted]", err=True, nl=False)
+            finally:
+                click.echo()
         self._messages = [*asked, {"role": "assistant", "content": "".join(said)}]
         return None

@@ -157,6 +157,6 @@ def _print_candidate(candidate: CandidateReport) -> None:
     for reason in candidate.reasons:
         click.echo(f"             - {reason}")
     for change in candidate.would_allow:
-        click.echo(f"             > {change} would allow it")
+        click.echo(f"             > to allow it: {change}")
     if candidate.to_install:
         click.echo(f"             > not installed here: {'; '.join(candidate.to_install)}")

@@ -12,6 +12,7 @@ import click
 from minisgl_core.errors import EngineError, UsageError
 from minisgl_core.settings.schema import Settings
 
+from .held_log import log_held
 from .options import settings_options
 from .output import json_option, print_json
 from .prompts import Prompt, read_prompts
@@ -87,11 +88,12 @@ def _messages(prompts: list[Prompt], path: Path, system: str | None, chat: bool)
 def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     """Text as it comes; of a model without tokenizer the token ids."""
     start, count, reason, error = time.perf_counter(), 0, None, None
-    for chunk in llm.stream(prompt, params):
-        text = chunk.text if llm.tokenizer is not None else "".join(f"{token} " for token in chunk.token_ids)
-        click.echo(text, nl=False)
-        count, reason, error = count + len(chunk.token_ids), chunk.finish_reason, chunk.error
-    click.echo()
+    with log_held():
+        for chunk in llm.stream(prompt, params):
+            text = chunk.text if llm.tokenizer is not None else "".join(f"{token} " for token in chunk.token_ids)
+            click.echo(text, nl=False)
+            count, reason, error = count + len(chunk.token_ids), chunk.finish_reason, chunk.error
+        click.echo()
     if error is not None:
         raise EngineError(error)
     click.echo(f"{_speed(count, time.perf_counter() - start)}, finished by {reason}", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -16,9 +17,11 @@ from minisgl_core.registry.records import CORE
 from minisgl_core.registry.requirements import Environment, check_requirements
 
 from .finding import Finding
-from .isolated import Isolated
+from .isolated import Ending, Isolated
 
 __all__ = ["check_claims", "check_clashes", "check_code", "check_needs", "offered"]
+
+_SLOW_REMEDY: Final = "give it longer with --timeout; if it never ends, repair it, or do not choose this backend"
 
 
 def offered(registry: Registry, device: DeviceFacts) -> list[Candidate]:
@@ -87,11 +90,12 @@ def check_code(candidates: Sequence[Candidate], environment: Environment, timeou
     ready = [item for item in candidates if not check_requirements(item.spec, environment)]
     with Isolated(timeout_s) as process:
         for item in ready:
-            wrong, problem, _ = process.ask("load_factory", **_choice(item).to_json())
+            wrong, problem, ending = process.ask("load_factory", **_choice(item).to_json())
             if problem:
                 wrong = f"loading {item.spec.factory}, the process {problem}"
             if wrong:
-                yield Finding("wrong", "abi", item.key, wrong, _abi_remedy(item))
+                remedy = _SLOW_REMEDY if ending is Ending.TIMED_OUT else _abi_remedy(item)
+                yield Finding("wrong", "abi", item.key, wrong, remedy)
 
 
 def _choice(item: Candidate) -> Choice:

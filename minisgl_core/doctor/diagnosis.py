@@ -15,7 +15,7 @@ from minisgl_core.registry.scan import Found, scan
 
 from .backends import check_claims, check_clashes, check_code, check_needs, offered
 from .finding import Finding
-from .isolated import Isolated
+from .isolated import Ending, Isolated
 from .machine import Machine, check_memory, look_around, weight_bytes
 from .metadata import check_distributions, check_editable, check_origin, check_requires
 from .plans import RankPlan, plans_of_ranks
@@ -35,8 +35,7 @@ class ImportCost:
     heavy: tuple[str, ...] = ()
     cuda: str = ""
     problem: str = ""
-    ended: bool = False
-    """Did the process die, or not answer?"""
+    ending: Ending = Ending.NONE
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -91,7 +90,7 @@ def diagnose(
     distributions = list(importlib.metadata.distributions())
     found = [item for item in scan(distributions)[0] if item.name != CORE and not exclusion(item.name, allow, deny)]
     imports = [cost for item in found for cost in _import_costs(item, timeout_s)]
-    killers = sorted({cost.distribution for cost in imports if cost.ended})
+    killers = sorted({cost.distribution for cost in imports if cost.ending is not Ending.NONE})
     registry = discover(distributions, allow=allow, deny=(*deny, *killers))
     machine = look_around(device, timeout_s)
     findings = [
@@ -111,9 +110,9 @@ def diagnose(
 def _import_costs(found: Found, timeout_s: float) -> Iterator[ImportCost]:
     for entry in found.entries:
         with Isolated(timeout_s) as process:
-            answer, problem, ended = process.ask("import_plugin", module=entry.module)
+            answer, problem, ending = process.ask("import_plugin", module=entry.module)
         if problem:
-            yield ImportCost(found.name, entry.module, None, problem=problem, ended=ended)
+            yield ImportCost(found.name, entry.module, None, problem=problem, ending=ending)
         else:
             yield ImportCost(found.name, entry.module, answer["ms"], tuple(answer["heavy"]), answer["cuda"])
 
@@ -157,8 +156,9 @@ def _cost_findings(cost: ImportCost) -> Iterator[Finding]:
         return Finding("wrong" if wrong else "note", "import", cost.distribution, text, remedy)
 
     inside = "import it inside functions, or in the factory's module"
-    if cost.ended:
-        kept_out = f'repair it, or set [plugins] deny = ["{cost.distribution}"]: every command imports it'
+    if cost.ending is not Ending.NONE:
+        longer = "give it longer with --timeout; if it never ends, " if cost.ending is Ending.TIMED_OUT else ""
+        kept_out = f'{longer}repair it, or set [plugins] deny = ["{cost.distribution}"]: every command imports it'
         yield finding(f"importing {cost.module}, the process {cost.problem}", kept_out)
     if cost.cuda:
         yield finding(f"importing {cost.module} touches CUDA: {cost.cuda}", "leave CUDA to the factory or the probe")

@@ -15,7 +15,7 @@ from .named import remarks
 from .plan import Plan
 from .query import Joint, PlanQuery, Slot, need_of
 from .records import Note, PluginRecord, Registry
-from .refusal import refusal
+from .refusal import SEE_EXPLAIN, refusal
 from .requirements import Environment, Installed, check_requirements
 from .resolve import check_query, plan_of, settle
 from .solve import Solution, Verdict
@@ -122,7 +122,7 @@ def explain(
     reporter = _Reporter(query, solution, here if elsewhere else None)
     return Explanation(
         plan=None if error else plan_of(query, solution),
-        error=str(error or ""),
+        error="" if error is None else error.message if error.remedy == SEE_EXPLAIN else str(error),
         page_size=solution.joint.page_size,
         slots=tuple(reporter.slots()),
         failures=registry.failures(),

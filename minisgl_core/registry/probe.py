@@ -56,6 +56,10 @@ class ProbeRequest:
 class ProbeCrash(Exception):
     """The process died, or did not answer in time."""
 
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
+
 
 class ProbeProcess:
     """A child that answers JSON lines; started by the first question, and again after a crash."""
@@ -86,7 +90,7 @@ class ProbeProcess:
         # an answer is one short line, written at once: readable means that all of it is there
         readable, _, _ = select.select([process.stdout], [], [], self._timeout_s)
         if not readable:
-            raise self._crash(f"did not answer within {self._timeout_s:g} s")
+            raise self._crash(f"did not answer within {self._timeout_s:g} s", timed_out=True)
         line = process.stdout.readline()
         if not line:
             raise self._crash("died")
@@ -104,12 +108,12 @@ class ProbeProcess:
         )
         return self._process
 
-    def _crash(self, what: str) -> ProbeCrash:
+    def _crash(self, what: str, *, timed_out: bool = False) -> ProbeCrash:
         code = self._stop(patience_s=1.0 if what == "died" else 0.0)
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         ended = f" (exit code {code})" if what == "died" else ""
-        return ProbeCrash(": ".join([what + ended, *last]))
+        return ProbeCrash(": ".join([what + ended, *last]), timed_out=timed_out)
 
     def _stop(self, patience_s: float = 1.0) -> int | None:
         """End the child, and the compilers it may have started; returns its exit code."""
@@ -137,7 +141,8 @@ def run_probes(requests: Sequence[ProbeRequest]) -> dict[str, Reason]:
                 try:
                     answer = child.ask({"probe": request.probe, "with": dict(request.facts)})
                 except ProbeCrash as crash:
-                    refused[request.key] = Reason("probe", "probe", "a working backend", f"the probe {crash}")
+                    longer = "MINISGL_PROBE_TIMEOUT_S gives it longer" if crash.timed_out else ""
+                    refused[request.key] = Reason("probe", "probe", "a working backend", f"the probe {crash}", longer)
                     continue
                 if "error" not in answer:
                     _store(request.cache_key(), answer)

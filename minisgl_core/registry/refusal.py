@@ -12,8 +12,10 @@ from .query import PlanQuery, Slot
 from .records import Registry
 from .solve import Field, Solution
 
-__all__ = ["UnknownBackendError", "refusal", "unknown_backend"]
+__all__ = ["SEE_EXPLAIN", "UnknownBackendError", "refusal", "unknown_backend"]
 
+SEE_EXPLAIN: Final = "`minisgl explain` shows every candidate and what would allow it"
+"""The remedy where there is no better one; ``explain`` itself leaves it out."""
 _CPU_SIM: Final = "minisgl-cpu-sim"
 _WHERE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "cpu": dict.fromkeys(("attention", "kv", "graph", "moe"), (_CPU_SIM,)),
@@ -144,7 +146,7 @@ def _remedy(query: PlanQuery, fields: Iterable[Field], registry: Registry) -> st
     for field in fields:
         if not field.ranked or all(_needs_install(reasons) for _, reasons in field.ranked):
             return _install_for(field.slot, query, registry)
-    return "`minisgl explain` shows every candidate and what would allow it"
+    return SEE_EXPLAIN
 
 
 def _needs_install(reasons: Iterable[Reason]) -> bool:
@@ -155,7 +157,7 @@ def _install_for(slot: Slot, query: PlanQuery, registry: Registry) -> str:
     packages = _WHERE[query.device.kind].get(slot.role, ())
     if slot.role == "models":
         return f"install a plugin with a model for {query.model.architecture}, or use a model of a known architecture"
-    return _pip(packages, registry) or "`minisgl explain` shows every candidate and what would allow it"
+    return _pip(packages, registry) or SEE_EXPLAIN
 
 
 def _pip(packages: Iterable[str], registry: Registry) -> str:

@@ -103,7 +103,7 @@ def test_a_backend_that_raises_is_noted_and_the_others_are_timed(monkeypatch: py
 
     class Fails(TorchAttention):
         def forward(self, *_: Any) -> Any:
-            raise RuntimeError("no such kernel")
+            raise RuntimeError("no such\n  kernel\n")
 
     registry = with_backend(monkeypatch, Fails)
     found = calibrate(query(), SMALL, registry, Rig(CPU), max_prefill_tokens=16, quick=True, timer=count_of)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_core.doctor.backends import check_needs
+from minisgl_core.doctor.backends import check_code, check_needs
 from minisgl_core.doctor.diagnosis import ImportCost, _cost_findings
 from minisgl_core.doctor.machine import Machine, check_memory, weight_bytes
 from minisgl_core.doctor.metadata import check_requires
@@ -169,6 +169,20 @@ def test_a_check_that_says_no_is_wrong_with_what_it_says(monkeypatch: pytest.Mon
 def test_requirements_of_extras_and_of_the_core_are_not_asked_here() -> None:
     lines = ["minisgl-core>=99", "absent; extra == 'dev'", "torch>=2.8", "absent; python_version < '3'"]
     assert list(check_requires("x", lines, Nothing())) == []
+
+
+def test_what_does_not_answer_may_be_given_longer(commands: Any, site: Path, break_with: Callable[..., str]) -> None:
+    name = break_with("lying_factory")
+    (site / "broken_lying_factory.py").write_text("import time\ntime.sleep(60)\n")
+    code, (finding,), _ = commands.diagnose("--timeout", "1")
+    assert code == 1 and finding["text"] == "importing broken_lying_factory, the process did not answer within 1 s"
+    assert finding["remedy"].startswith(
+        "give it longer with --timeout; if it never ends, repair it, or set [plugins] deny"
+    )
+    offer = Candidate(BackendSpec("attention", "slow", "broken_lying_factory:C"), name, "1")
+    (finding,) = check_code([offer], Nothing(), timeout_s=1.0)
+    assert finding.text == "loading broken_lying_factory:C, the process did not answer within 1 s"
+    assert finding.remedy.startswith("give it longer with --timeout") and "reinstall" not in finding.remedy
 
 
 def test_import_costs_are_judged() -> None:

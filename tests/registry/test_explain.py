@@ -7,7 +7,7 @@ import pytest
 
 from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import MultipleOf
-from minisgl_core.registry import DeviceFacts, PlanQuery
+from minisgl_core.registry import DeviceFacts, PlanQuery, resolve_plan
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
 
 CPU = DeviceFacts("cpu")
@@ -119,3 +119,11 @@ def test_an_explanation_is_plain_json(paged: None, world: Any, ask: Any) -> None
     coarse = next(item for item in data["slots"][0]["candidates"] if item["backend"] == "coarse@p")
     assert coarse["would_allow"] == ["page_size=16"]
     assert coarse["reasons"][0]["supported"] == "multiples of 16"
+
+
+def test_explain_does_not_send_its_reader_to_explain(world: Any, make_spec: Any, ask: Any, make_model: Any) -> None:
+    world.plugin("p", make_spec("attention", "a", dtypes=("float16",)), make_spec("kv", "k"))
+    error = ask().error
+    assert error.startswith("no backend for attention.decode") and error.endswith("(dtype=float16 would do)")
+    with pytest.raises(BackendError, match=r"; `minisgl explain` shows every candidate and what would allow it$"):
+        resolve_plan(PlanQuery(make_model(), CPU, "bfloat16"), world.registry())
