@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 __all__ = ["AttentionCase"]
+
+INSTANCES: Final = 3
+"""Of a backend, in cases that use several in turns."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -74,11 +78,8 @@ class AttentionCase(Case):
         box = box_of(subject, self, rig)
         host_plan = box is not None and "decode" in box.host_plan
         geometry = self._geometry(box is not None and box.finite_tail)
-        instances = 3 if self.check in ("in_turn", "replay_in_turn") else 1
-        pairs = [self._instance(subject, rig, geometry, place) for place in range(instances)]
-        for bench, backend in pairs:
-            backend.bind_kv(bench.pool)
-        bench, backend = pairs[0]
+        pairs = (self._instance(subject, rig, geometry, place) for place in range(INSTANCES))
+        first = bench, backend = next(pairs)
         match self.check:
             case "eager":
                 worst = self._eager(bench, backend)
@@ -89,17 +90,17 @@ class AttentionCase(Case):
             case "moved":
                 worst = check_moved(bench, backend, self.phase, self.rows)
             case "in_turn":
-                worst = check_in_turn(pairs, self.phase, self.rows)
+                worst = check_in_turn(chain([first], pairs), self.phase, self.rows)
             case "replay":
                 worst = check_replays(bench, backend, host_plan=host_plan)
             case "replay_in_turn":
-                worst = check_replays_in_turn(pairs, host_plan=host_plan)
+                worst = check_replays_in_turn(chain([first], pairs), host_plan=host_plan)
         rig.platform.synchronize()
         backend.close()
         return Finding({self.dtype: worst})
 
     def _instance(self, subject: Subject, rig: Rig, geometry: Geometry, place: int) -> tuple[AttentionBench, Any]:
-        """A backend and its pool. The second has the first one's shapes and other facts, the third other shapes."""
+        """A pool and its backend. The second has the first one's shapes and other facts, the third other shapes."""
         if place == 1:
             layers = tuple(replace(facts, scale=facts.scale / 2) for facts in self.layers)
             geometry = replace(geometry, layers=layers)
@@ -111,7 +112,9 @@ class AttentionCase(Case):
         if self.is_replay:
             rows, longest = CAPTURE_ROWS - 1, LONGEST
         bench = AttentionBench(rig, geometry, rows, longest, self.seed + place)
-        return bench, subject.build(bench.setup(max(sum(new for new, _ in self.rows), CAPTURE_ROWS)))
+        backend = subject.build(bench.setup(max(sum(new for new, _ in self.rows), CAPTURE_ROWS)))
+        backend.bind_kv(bench.pool)
+        return bench, backend
 
     @property
     def is_replay(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -60,9 +60,10 @@ def check_moved(bench: AttentionBench, backend: Any, phase: Phase, lens: Lens) -
     """Batches whose host lengths and shapes are equal, two in flight each time, and nothing else is.
 
     First two batches of different rows; then both on other pages, and then on the same pages with other contents (as
-    when freed pages serve another request), all in the tensors of the first view, as fixed buffers would be.
+    when freed pages serve another request), all in the tensors of the first view, as fixed buffers would be. The rows
+    of the last batch before a change are the first after it.
     """
-    halves = (tuple(range(len(lens))), tuple(reversed(range(len(lens), 2 * len(lens)))))
+    halves = [tuple(range(len(lens))), tuple(reversed(range(len(lens), 2 * len(lens))))]
     rows = (*halves[0], *halves[1])
     held: BatchView | None = None
     worst, count = 0.0, 0
@@ -78,6 +79,7 @@ def check_moved(bench: AttentionBench, backend: Any, phase: Phase, lens: Lens) -
                 batch.view = _rewritten(held, batch.view)
             runs.append(_start(bench, backend, batch, lens, own))
         held = held or batch.view
+        halves.reverse()
         for run in runs:
             what = f"batch {count}, of the same lengths as those before" + (f" with other {change}" if change else "")
             worst, count = max(worst, _judge(bench, run, what)), count + 1
@@ -93,20 +95,25 @@ def _rewritten(held: BatchView, view: BatchView) -> BatchView:
     return held
 
 
-def check_in_turn(pairs: Sequence[tuple[AttentionBench, Any]], phase: Phase, lens: Lens) -> float:
-    """Backends that live beside each other, each with a pool of its own; the first outlives the others."""
-    for bench, _ in pairs:
-        bench.fill([total for _, total in lens])
+def check_in_turn(pairs: Iterable[tuple[AttentionBench, Any]], phase: Phase, lens: Lens) -> float:
+    """Backends that live beside each other, each with a pool of its own; ``pairs`` makes one after the other.
+
+    All are used whenever one has come to life, and the first once more when the others are closed.
+    """
+    alive: list[tuple[AttentionBench, Any]] = []
 
     def started(place: int) -> _Run:
-        bench, backend = pairs[place]
+        bench, backend = alive[place]
         return _start(bench, backend, bench.eager(phase, lens), lens, range(len(lens)))
 
     worst = 0.0
-    for number in range(2):
-        for place, run in enumerate([started(place) for place in range(len(pairs))]):
-            worst = max(worst, _judge(pairs[place][0], run, f"instance {place} of {len(pairs)}, batch {number}"))
-    for bench, backend in pairs[1:]:
+    for bench, backend in pairs:
+        bench.fill([total for _, total in lens])
+        alive.append((bench, backend))
+        for number in range(2):
+            for place, run in enumerate([started(place) for place in range(len(alive))]):
+                worst = max(worst, _judge(alive[place][0], run, f"instance {place} of {len(alive)}, batch {number}"))
+    for bench, backend in alive[1:]:
         bench.rig.platform.synchronize()
         backend.close()
-    return max(worst, _judge(pairs[0][0], started(0), "instance 0, after the others were closed"))
+    return max(worst, _judge(alive[0][0], started(0), "instance 0, after the others were closed"))

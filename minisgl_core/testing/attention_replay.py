@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -115,16 +115,22 @@ def check_replays(bench: AttentionBench, backend: Any, *, host_plan: bool) -> fl
     return worst
 
 
-def check_replays_in_turn(pairs: Sequence[tuple[AttentionBench, Any]], *, host_plan: bool) -> float:
-    """Backends that live beside each other, each with a captured step of its own; the first outlives the others'."""
-    steps = [CapturedStep(bench, backend, host_plan=host_plan) for bench, backend in pairs]
+def check_replays_in_turn(pairs: Iterable[tuple[AttentionBench, Any]], *, host_plan: bool) -> float:
+    """Backends that live beside each other, each with a captured step of its own; ``pairs`` makes one after the other.
+
+    All are replayed whenever one has come to life, and the first once more when the others are closed.
+    """
+    alive: list[tuple[CapturedStep, Any]] = []
     worst = 0.0
-    for number, lens in enumerate(REPLAYS[:2]):
-        for place, step in enumerate(steps):
-            worst = max(worst, step.judge(step.start(lens), f"instance {place}, replay {number}"))
-    for step, (_, backend) in zip(steps[1:], pairs[1:], strict=True):
+    for bench, backend in pairs:
+        alive.append((CapturedStep(bench, backend, host_plan=host_plan), backend))
+        for place, (step, _) in enumerate(alive):
+            what = f"a replay of instance {place} of {len(alive)}"
+            worst = max(worst, step.judge(step.start(REPLAYS[place]), what))
+    for step, backend in alive[1:]:
         step.close()
         backend.close()
-    worst = max(worst, steps[0].judge(steps[0].start(LAST), "instance 0, after the others were closed"))
-    steps[0].close()
+    first = alive[0][0]
+    worst = max(worst, first.judge(first.start(LAST), "a replay of instance 0, after the others were closed"))
+    first.close()
     return worst

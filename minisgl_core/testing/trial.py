@@ -25,7 +25,7 @@ Tensors = dict[str, torch.Tensor]
 
 REPLAYS = 3
 CALLS = 3
-"""On rewritten inputs, and of each instance"""
+"""On rewritten inputs"""
 GROWTH_STEPS = 4
 
 
@@ -105,21 +105,24 @@ class TrialCase(Case):
         return Finding({self.dtype: worst})
 
     def _in_turn(self, subject: Subject, rig: Rig) -> float:
-        """Several backends live beside each other; the first outlives the others."""
-        cases = (self, *self.siblings())
-        backends = [case.build(subject, rig, box_of(subject, case, rig)) for case in cases]
-        trials = [case.trial(backend, rig) for case, backend in zip(cases, backends, strict=True)]
-        draws = [Draw(rig, case.seed) for case in cases]
+        """Several backends live beside each other. All are called whenever one has come to life, and the first once
+        more when the others are closed.
+        """
+        alive: list[tuple[Any, Trial, Draw]] = []
         worst = 0.0
-        for number in range(CALLS):
-            for place, (trial, draw) in enumerate(zip(trials, draws, strict=True)):
-                worst = max(worst, _judged(trial, trial.draw(draw), f"instance {place} of {len(cases)}, call {number}"))
+        for case in (self, *self.siblings()):
+            backend = case.build(subject, rig, box_of(subject, case, rig))
+            alive.append((backend, case.trial(backend, rig), Draw(rig, case.seed)))
+            for place, (_, trial, draw) in enumerate(alive):
+                what = f"a call of instance {place} of {len(alive)}"
+                worst = max(worst, _judged(trial, trial.draw(draw), what))
         rig.platform.synchronize()
-        for backend in backends[1:]:
+        for backend, _, _ in alive[1:]:
             backend.close()
-        worst = max(worst, _judged(trials[0], trials[0].draw(draws[0]), "instance 0, after the others were closed"))
+        backend, trial, draw = alive[0]
+        worst = max(worst, _judged(trial, trial.draw(draw), "a call of instance 0, after the others were closed"))
         rig.platform.synchronize()
-        backends[0].close()
+        backend.close()
         return worst
 
 

@@ -16,6 +16,7 @@ from minisgl_core import testing
 from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, LayerFacts, MultipleOf, OneOf
 from minisgl_core.testing import AttentionCase, AttentionSuite, Mismatch, Rig, Subject, cases_of, ops_reference
+from minisgl_core.testing.attention_bench import AttentionBench, Geometry, whose
 from minisgl_core.testing.compare import close, fresh, same, unchanged
 from minisgl_core.testing.reference import attention, experts
 from minisgl_core.testing.values import inside, outside, usual
@@ -45,6 +46,34 @@ def test_same_compares_bits() -> None:
         same(nan.double(), nan, "it")
     with pytest.raises(Mismatch, match="x was changed"):
         unchanged(nan + 1, nan, "x")
+
+
+def test_close_says_whose_the_worst_element_is() -> None:
+    want = torch.zeros(5, 2, dtype=torch.float64)
+    got = want.float()
+    got[3, 1] = 1.0
+    with pytest.raises(Mismatch, match=r"the worst is \[3, 1\] \(of row 1: 3 new of 40 tokens\): expected 0, got 1"):
+        close(got, want, "it", whose=whose(((1, 7), (3, 40), (1, 1))))
+
+
+def test_the_bench_knows_rows_by_their_place_in_the_table() -> None:
+    """A batch of rows 2 and 0 has their lengths, pages and contents, in that order."""
+    bench = AttentionBench(Rig("cpu"), Geometry("float32", "float32", 4, 1, 1, 8, (LayerFacts(1.0),)), 3, 9, 0)
+    lens, rows = ((1, 6), (2, 9)), (2, 0)
+    bench.fill([6, 9], rows)
+    view = bench.eager("prefill", lens, rows).view
+    assert view.table_idx_device is not None and view.table_idx_device.tolist() == [2, 0]
+    keys = bench.pool.k_cache(0).flatten(0, 1)
+    for place, (row, (_, total)) in enumerate(zip(rows, lens, strict=True)):
+        pages = view.page_ids_device[place].tolist()
+        slots = [pages[token // 4] * 4 + token % 4 for token in range(total)]
+        assert torch.equal(keys[slots], bench.kv[0, 0, row, :total])
+    wide = bench.wide(3)
+    bench.write_inputs(wide, lens, 0, rows)
+    assert torch.equal(bench.views(wide)[1][1:], bench.kv[0, 0, 0, 7:9])
+    before = bench.kv.clone()
+    bench.renew()
+    assert not torch.equal(bench.kv, before) and torch.equal(keys[slots], before[0, 0, 0, :9])
 
 
 def test_fresh_sees_views() -> None:

@@ -43,12 +43,30 @@ class Mutant:
     where: str
     says: str = ""
     caps: Caps = FULL
+    module: str = ""
 
     @property
     def spec(self) -> BackendSpec:
-        module = "mutants_attention" if self.role == "attention" else "mutants_other"
+        module = self.module or f"mutants_{self.role if self.role in ('attention', 'moe') else 'other'}"
         return BackendSpec(role=self.role, name=self.name, factory=f"{module}:{self.name}", caps=(self.caps,))
 
+
+STATE = [
+    Mutant("attention", "PlanOfTheLastEqualLengths", "prefill/float32/moved", "batch 1, of the same lengths"),
+    Mutant("attention", "PlanOfTheLastEqualLengths", "decode/float32/moved", "batch 1, of the same lengths"),
+    Mutant("attention", "PlanOfTheSameAddress", "decode/float32/moved", "with other pages and contents"),
+    Mutant("attention", "KeysOfTheLastEqualSlots", "prefill/float32/moved", "with other contents"),
+    Mutant("attention", "ReplayPlanOfTheLastEqualLengths", "replay", "of equal lengths on other rows", PLANNED),
+    Mutant("attention", "PoolOfTheLastInstance", "in_turn", "instance 0 of 2"),
+    Mutant("attention", "SetupOfTheLastInstance", "decode/float32/in_turn", "instance 0 of 2"),
+    Mutant("attention", "ClosesWhatAllInstancesUse", "prefill/float32/in_turn", "TypeError"),
+    Mutant("attention", "CapturesIntoOneBuffer", "replay_in_turn", "moved_pointer"),
+    Mutant("attention", "SetsTheDefaultDtype", "decode/float32/ragged", "torch's default dtype from torch.float32 to"),
+    Mutant("attention", "SetsTheThreads", "decode/float32/ragged", "torch's number of threads from 1 to 2"),
+    Mutant("attention", "AsksForDeterminism", "decode/float32/ragged", "deterministic algorithms from off to warn"),
+    Mutant("attention", "SwitchesGradModeOff", "decode/float32/ragged", "torch's grad mode from True to False"),
+    Mutant("attention", "SeedsTheProcess", "decode/float32/ragged", "torch's random state"),
+]
 
 MUTANTS = [
     Mutant("attention", "MaskMissesTheQueryItself", "prefill/float32", "layer 0"),
@@ -80,6 +98,8 @@ MUTANTS = [
     Mutant("attention", "MultipliesTheTailByZero", "decode/float32", "got nan"),
     Mutant("attention", "EditsTheView", "decode/float32", "batch.view.kv_lens_device was changed"),
     Mutant("attention", "CannotDoHeadDim80", "head_dim=80", "unsupported head_dim 80"),
+    Mutant("attention", "LeavesOutTheLastTileOfLongPrompts", "prompt=577", "of row 0: 577 new of 577 tokens"),
+    *(replace(mutant, module="mutants_state") for mutant in STATE),
     Mutant("kv", "OffsetOverflows", "store"),
     Mutant("kv", "WritesOneRowTooMany", "store"),
     Mutant("kv", "WrongPageStride", "store"),
@@ -88,12 +108,34 @@ MUTANTS = [
     Mutant("kv", "IndexIgnoresStart", "index", "index of ids"),
     Mutant("kv", "IndexMultipliesByZero", "index", "got nan"),
     Mutant("kv", "MatchStopsEarly", "match_len"),
+    Mutant("kv", "RowsOfTheLastInstance", "store,in_turn", "instance 0 of 3"),
     Mutant("moe", "SwapsGateAndUp", "forward"),
-    Mutant("moe", "ForgetsEmptyExperts", "few_experts"),
-    Mutant("moe", "CountsPadding", "padding", "a row without experts is not zero"),
-    Mutant("moe", "AnswersIntoX", "forward", "x was changed"),
+    Mutant("moe", "ActivatesWithGelu", "forward"),
+    Mutant("moe", "ClampsTheGate", "large_gates"),
+    Mutant("moe", "ExponentialOverflows", "large_gates", "got nan"),
+    Mutant("moe", "FlushesSmallGates", "tiny_gates"),
+    Mutant("moe", "WeighsBeforeTheActivation", "forward"),
     Mutant("moe", "NormalisesTheWeights", "forward"),
-    Mutant("moe", "WeightsOfTheLastLayerPrepared", "forward"),
+    Mutant("moe", "RoundsTheWeights", "forward"),
+    Mutant("moe", "SumsInHalfPrecision", "forward"),
+    Mutant("moe", "RepacksTheExpertsInHalfPrecision", "forward"),
+    Mutant("moe", "ForgetsEmptyExperts", "few_experts"),
+    Mutant("moe", "ForgetsTheLastExpert", "forward"),
+    Mutant("moe", "ForgetsWhatIsBeyondABlock", "one_expert,tokens=130"),
+    Mutant("moe", "ForgetsTheFifthExpertOfAToken", "top_k=8"),
+    Mutant("moe", "NumbersExpertsInSixBits", "experts=128"),
+    Mutant("moe", "CountsPadding", "padding", "a row without experts is not zero"),
+    Mutant("moe", "CountsPaddingForTheLastExpert", "padding", "a row without experts is not zero"),
+    Mutant("moe", "MultipliesPaddingByZero", "padding", "a row without experts is not zero"),
+    Mutant("moe", "AnswersIntoX", "forward", "x1 was changed"),
+    Mutant("moe", "SortsTheIdsInPlace", "forward", "topk_ids1 was changed"),
+    Mutant("moe", "OneBufferForAllResults", "forward", "shares memory with an earlier result"),
+    Mutant("moe", "KeepsEveryResult", "growth", "left"),
+    Mutant("moe", "WeightsOfTheFirstLayerPrepared", "forward"),
+    Mutant("moe", "WeightsOfTheLastInstance", "in_turn", "instance 0 of 2"),
+    Mutant("moe", "RoutingOfTheFirstLayer", "float32/layers", "layer 1"),
+    Mutant("moe", "RoutingOfTheSameAddress", "rewritten", "call 1 on the same tensors"),
+    Mutant("moe", "RoutingOfTheSameAddress", "float32/replay", "replay 0"),
     Mutant("ops", "NormInLowPrecision", "rms_norm"),
     Mutant("ops", "EpsOutsideTheRoot", "rms_norm/float32/large_eps"),
     Mutant("ops", "ReturnsTheOldResidual", "add_rms_norm", "the new residual"),
@@ -109,13 +151,17 @@ MUTANTS = [
     Mutant("ops", "TiesToTheHighestId", "greedy", "its maximum is first at"),
     Mutant("ops", "TopPKeepsOneMore", "filtered"),
     Mutant("ops", "NanRowsGiveAToken", "greedy", "expected -1"),
+    Mutant("ops", "RoutesOnceForAnAddress", "route/float32/rewritten", "call 1 on the same tensors"),
+    Mutant("ops", "DrawsFromTheProcessNoise", "sample/float32/random", "torch's random state"),
     Mutant("linear", "ForgetsTheBias", "bias"),
+    Mutant("linear", "OneWeightForAllInstances", "in_turn", "instance 0 of 2"),
     Mutant("graph", "PadsWithALiveRow", "mixed", "afterwards"),
     Mutant("graph", "ForgetsASize", "capture", "not recorded"),
     Mutant("graph", "RunsTheStepAtReplay", "size=2", "runs the step's Python"),
     Mutant("graph", "OneGraphForAllModes", "size=2", "logits"),
     Mutant("graph", "SkipsTheHostPlan", "size=2", "prepare_replay"),
     Mutant("graph", "ReplaysPrefill", "padding", "prefill"),
+    Mutant("graph", "OneSetOfGraphsForAllRunners", "in_turn", "step 0"),
     Mutant("comm", "GathersInTheWrongOrder", "ranks=2", "all_gather"),
 ]
 
@@ -128,7 +174,7 @@ def rig() -> Iterator[Rig]:
         yield Rig("cpu")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.role}-{mutant.name}")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.role}-{mutant.name}-{mutant.where}")
 def test_mutant_is_caught(rig: Rig, mutant: Mutant) -> None:
     subject = Subject(mutant.spec)
     cases = [case for case in cases_of(subject, rig, quick=True) if mutant.where in case.name]
@@ -139,8 +185,18 @@ def test_mutant_is_caught(rig: Rig, mutant: Mutant) -> None:
     assert repr(caught.name) in caught.snippet and "check(SPEC" in caught.snippet
 
 
-def test_the_base_of_the_attention_mutants_is_right(rig: Rig) -> None:
-    subject = Subject(Mutant("attention", "Right", "").spec)
+def test_the_documentation_counts_the_mutants() -> None:
+    wrong = len({(mutant.role, mutant.name) for mutant in MUTANTS})
+    root = Path(__file__).resolve().parents[2]
+    assert f"{wrong} in all." in (root / "docs" / "conformance.md").read_text()
+    assert f"itself tested against {wrong} wrong backends" in (root / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("role", ["attention", "moe"])
+def test_the_base_of_the_mutants_is_right(rig: Rig, role: Role) -> None:
+    subject = Subject(
+        Mutant(role, "Right", "", caps=FULL if role == "attention" else replace(FULL, graph="never")).spec
+    )
     outcomes = run_cases(subject, cases_of(subject, rig, quick=True), rig)
     assert [(o.name, o.detail) for o in outcomes if o.status not in ("passed", "note")] == []
 

@@ -11,7 +11,6 @@ from minisgl_core.builtin.linear import PlainLinear
 from minisgl_core.builtin.ops import ComposedOps, filter_mask, gumbel_noise
 from minisgl_cpu_sim.graph import EmulatedGraphRunner
 from minisgl_cpu_sim.pure.kv import TorchKV
-from minisgl_cpu_sim.pure.moe import TorchMoE
 
 # kv
 
@@ -66,46 +65,16 @@ class MatchStopsEarly(TorchKV):
         return super().match_len(a, b) // 16 * 16
 
 
-# moe
+class RowsOfTheLastInstance(TorchKV):
+    """Keeps in the class how wide a row of the pool is."""
 
+    def __init__(self, setup: Any, options: object = None) -> None:
+        super().__init__(setup, options)
+        RowsOfTheLastInstance.row = setup.kv_heads * setup.head_dim
 
-class SwapsGateAndUp(TorchMoE):
-    def prepare_weights(self, layer_id, w13, w2):
-        gate, up = w13.chunk(2, dim=1)
-        return super().prepare_weights(layer_id, torch.cat((up, gate), dim=1), w2)
-
-
-class ForgetsEmptyExperts(TorchMoE):
-    """Numbers the experts that have tokens, and takes the weights of those numbers."""
-
-    def forward(self, x, topk_ids, topk_weights, weights, layer_id):
-        used = topk_ids[topk_ids >= 0].unique()
-        dense = torch.where(topk_ids < 0, -1, torch.searchsorted(used, topk_ids).to(torch.int32)).to(torch.int32)
-        return super().forward(x, dense, topk_weights, weights, layer_id)
-
-
-class CountsPadding(TorchMoE):
-    def forward(self, x, topk_ids, topk_weights, weights, layer_id):
-        return super().forward(x, topk_ids.clamp(min=0), topk_weights, weights, layer_id)
-
-
-class AnswersIntoX(TorchMoE):
-    def forward(self, x, topk_ids, topk_weights, weights, layer_id):
-        return x.copy_(super().forward(x, topk_ids, topk_weights, weights, layer_id))
-
-
-class NormalisesTheWeights(TorchMoE):
-    def forward(self, x, topk_ids, topk_weights, weights, layer_id):
-        topk_weights = topk_weights / topk_weights.sum(-1, keepdim=True)
-        return super().forward(x, topk_ids, topk_weights, weights, layer_id)
-
-
-class WeightsOfTheLastLayerPrepared(TorchMoE):
-    first = None
-
-    def prepare_weights(self, layer_id, w13, w2):
-        self.first = self.first or super().prepare_weights(layer_id, w13, w2)
-        return self.first
+    def store(self, k_cache, v_cache, k, v, out_loc):
+        row = k_cache.shape[2] * k_cache.shape[3]
+        super().store(k_cache, v_cache, k, v, out_loc.long() * self.row // row % (k_cache.numel() // row))
 
 
 # ops
@@ -222,12 +191,39 @@ class NanRowsGiveAToken(ComposedOps):
         return super().sample(logits.nan_to_num(), args, mode)
 
 
+class RoutesOnceForAnAddress(ComposedOps):
+    key = None
+
+    def route(self, logits, top_k, renormalize):
+        key = (logits.data_ptr(), logits.shape)
+        if key != self.key:
+            self.key, self.found = key, super().route(logits, top_k, renormalize)
+        return tuple(part.clone() for part in self.found)
+
+
+class DrawsFromTheProcessNoise(ComposedOps):
+    """Right, but it takes from a stream of random numbers that is not its own."""
+
+    def sample(self, logits, args, mode):
+        torch.rand(1)
+        return super().sample(logits, args, mode)
+
+
 # linear
 
 
 class ForgetsTheBias(PlainLinear):
     def forward(self, x, weights, bias=None):
         return super().forward(x, weights, None)
+
+
+class OneWeightForAllInstances(PlainLinear):
+    def prepare_weights(self, weight, *rest):
+        OneWeightForAllInstances.prepared = super().prepare_weights(weight, *rest)
+        return self.prepared
+
+    def forward(self, x, weights, bias=None):
+        return super().forward(x, self.prepared, bias)
 
 
 # graph
@@ -265,6 +261,18 @@ class SkipsTheHostPlan(EmulatedGraphRunner):
 class ReplaysPrefill(EmulatedGraphRunner):
     def can_replay(self, batch):
         return batch.padded_size in self._sizes
+
+
+class OneSetOfGraphsForAllRunners(EmulatedGraphRunner):
+    shared: Any = None
+
+    def capture(self):
+        super().capture()
+        OneSetOfGraphsForAllRunners.shared = self._graphs
+
+    def replay(self, batch):
+        self._host.prepare_replay(batch)
+        return self.shared[(batch.padded_size, batch.mode)].replay()
 
 
 # comm
