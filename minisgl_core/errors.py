@@ -6,7 +6,9 @@ The command line prints ``str(error)`` and exits with ``exit_code``; a traceback
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "AdmissionError",
@@ -21,9 +23,23 @@ __all__ = [
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?`` for the known name closest to a mistyped one; empty if none is close."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else ""
+    """``did you mean 'x'?`` for the known name closest to a mistyped one; empty if none is close.
+
+    What all of them begin with, such as ``MINISGL_``, makes none of them closer.
+    """
+    names = sorted(known)
+    shared = len(_shared_words([name, *names])) if len(names) > 1 else 0
+    rests = {known[shared:]: known for known in names}
+    close = difflib.get_close_matches(name[shared:], rests, n=1, cutoff=0.5 if shared else 0.6)
+    return f"did you mean {rests[close[0]]!r}?" if close else ""
+
+
+def _shared_words(names: Sequence[str]) -> str:
+    """The beginning that all have in common, up to the end of a word."""
+    ends = zip(min(names), max(names), strict=False)  # what these two share, all between them share
+    shared = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+    match = re.match(r".*[_.:-]", shared)
+    return match[0] if match else ""
 
 
 class MinisglError(Exception):

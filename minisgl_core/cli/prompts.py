@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from minisgl_core.errors import UsageError
 
@@ -13,6 +13,8 @@ __all__ = ["Prompt", "open_stdin", "read_prompts", "read_text"]
 
 Prompt = str | list[int]
 """Text, or token ids."""
+_MOST_DIGITS: Final = 1000
+"""Python refuses to read a number of several thousand."""
 
 
 def read_prompts(texts: Sequence[str], id_lists: Sequence[str], files: Sequence[str]) -> list[Prompt]:
@@ -67,9 +69,9 @@ def _parse_ids(text: str) -> Prompt:
     _not_empty(text.strip(), "--prompt-ids")
     ids = []
     for part in text.split(","):
-        if not part.strip().isdecimal():
+        if not part.strip().isdecimal() or len(part) > _MOST_DIGITS:
             raise UsageError(
-                f"--prompt-ids holds {part.strip()!r}",
+                f"--prompt-ids holds {part.strip()!r:.60}",
                 field="--prompt-ids",
                 value=part.strip(),
                 remedy="give token ids with commas between them, like 785,6722,315",

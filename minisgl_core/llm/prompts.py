@@ -34,7 +34,7 @@ def prepare_prompts(
     prepared = []
     for index, (prompt, own) in enumerate(zip(listed, _params_of_each(params, len(listed)), strict=True)):
         try:
-            input_ids = _token_ids(prompt, tokenizer)
+            input_ids = _token_ids(prompt, tokenizer, limits)
             limits.check_prompt(input_ids)
             limits.check_params(own)
             _check_stop(own, tokenizer)
@@ -46,7 +46,7 @@ def prepare_prompts(
     return prepared
 
 
-def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> np.ndarray:
+def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> np.ndarray:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise AdmissionError(
@@ -65,6 +65,9 @@ def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> np.ndarray:
         raise AdmissionError(
             f"the prompt holds {wrong[0]!r}", field="prompt", value=wrong[0], remedy="give a text or token ids"
         )
+    beyond_int32 = next((token for token in prompt if not -(2**31) <= token < 2**31), None)
+    if beyond_int32 is not None:
+        raise limits.unknown_token(beyond_int32)
     return np.array(prompt, dtype=np.int32)
 
 
@@ -79,7 +82,7 @@ def _check_stop(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
 
 
 def _is_token(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**31
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_listing(value: object) -> bool:

@@ -42,16 +42,28 @@ class Limits(NamedTuple):
                 + pool,
                 field="prompt",
                 value=length,
-                remedy=f"shorten it to at most {self.max_total_len - 1} tokens",
+                remedy=self._more_room(),
             )
         low, high = int(input_ids.min()), int(input_ids.max())
         if low < 0 or high >= self.vocab_size:
-            raise AdmissionError(
-                f"the prompt holds token id {low if low < 0 else high}",
-                field="prompt",
-                value=low if low < 0 else high,
-                remedy=f"this model's ids go from 0 to {self.vocab_size - 1}",
-            )
+            raise self.unknown_token(low if low < 0 else high)
+
+    def _more_room(self) -> str:
+        remedies = []
+        if self.max_total_len > 1:
+            remedies.append(f"shorten it to at most {self.max_total_len - 1} tokens")
+        if self.max_total_len < self.max_seq_len:
+            remedies.append("give the KV pool more pages (num_page_override or memory_ratio)")
+        return ", or ".join(remedies)
+
+    def unknown_token(self, token: int) -> AdmissionError:
+        """The error for a prompt with a token id that the vocabulary does not have."""
+        return AdmissionError(
+            f"the prompt holds token id {token}",
+            field="prompt",
+            value=token,
+            remedy=f"this model's ids go from 0 to {self.vocab_size - 1}",
+        )
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise :class:`AdmissionError` for parameters that this model's vocabulary cannot meet."""

@@ -32,6 +32,11 @@ __all__ = ["Scheduler", "SchedulerStats"]
 MAX_PREFILL_RUN = 8
 """Prefill passes in a row after which running Reqs get a decode pass: new prompts must not silence them for ever."""
 
+_NAN_LOGITS = (
+    "the model's logits for this request were NaN; with dtype=float16 try bfloat16 or float32, which overflow later; "
+    "else try other backends, `minisgl verify` checks one"
+)
+
 
 class SchedulerStats(NamedTuple):
     """A glance at the scheduler; counters count from its start."""
@@ -290,7 +295,7 @@ class Scheduler:
             self._release(req)
         elif token < 0:
             state.poisoned = True
-            self._end(req, None, "error", "the model's logits for this request were NaN")
+            self._end(req, None, "error", _NAN_LOGITS)
         elif not is_chunk:
             req.append_token(token)
             if token in state.stop_ids:

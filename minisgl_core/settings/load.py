@@ -150,7 +150,7 @@ def _validated(section: str, model: type[M], given: Mapping[tuple[str, str], Giv
 
 def _wanted(error: ValidationError, key: str) -> str:
     """What pydantic says of each alternative of a key's type: ``input should be ... or input should be ...``."""
-    texts = [problem["msg"] for problem in error.errors() if problem["loc"][0] == key]
+    texts = [problem["msg"].removeprefix("Value error, ") for problem in error.errors() if problem["loc"][0] == key]
     return " or ".join(dict.fromkeys(text[0].lower() + text[1:].partition(", unable")[0] for text in texts))
 
 

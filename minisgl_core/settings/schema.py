@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
 __all__ = ["SECTIONS", "DebugSettings", "EngineSettings", "ModelSettings", "ServerSettings", "Settings"]
 
@@ -23,7 +22,7 @@ class _Section(BaseModel):
     @classmethod
     def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
-            raise PydanticCustomError("bool", "Input should not be true or false")
+            raise ValueError("input should not be true or false")
         return value
 
 

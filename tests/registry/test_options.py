@@ -24,7 +24,7 @@ class Width(BaseModel):
 
 @pytest.fixture
 def registry(world: Any, make_spec: Any) -> Any:
-    """moe:one with a model, moe:two with one for each of two variants, moe:bare with none, moe:broken with a bad one."""
+    """moe:one with a model, moe:two with one a variant, moe:bare with none, moe:broken with none to be found."""
     world.module("some_options", Depth=Depth, Width=Width)
     world.plugin(
         "plugin",

@@ -285,7 +285,8 @@ def test_case_45_nan_logits_end_one_request_only(overlap: bool, step: int) -> No
     prompts = [prompt_of(10, uid) for uid in range(3)]
     answers = serve(scheduler, [new(uid, prompt, max_tokens=9) for uid, prompt in enumerate(prompts)])
     assert answers[1].tokens == expected_tokens(prompts[1], step, VOCAB)
-    assert (answers[1].finish_reason, answers[1].error) == ("error", "the model's logits for this request were NaN")
+    assert answers[1].finish_reason == "error"
+    assert (answers[1].error or "").startswith("the model's logits for this request were NaN; with dtype=float16 try")
     for uid in (0, 2):
         assert answers[uid].tokens == expected_tokens(prompts[uid], 9, VOCAB)
     assert_idle(scheduler, engine)
