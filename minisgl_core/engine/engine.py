@@ -13,9 +13,11 @@ from minisgl_core.core import Batch, Context
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import MemoryGauge
 from minisgl_core.registry import build, load_class
+from minisgl_core.registry.records import CORE
 
+from .capacity import check_tables, check_weights, shortage_in_words
 from .dispatch import AttentionDispatcher
-from .memory import MemoryUse, Reserve, check_context, count_pages
+from .memory import MemoryUse, Reserve, count_pages
 from .planning import choose_dtype, context_limit, make_plan
 from .rehearsal import rehearse
 from .setups import Setups, capture_sizes
@@ -78,10 +80,14 @@ class Engine:
 
         # ---- the model -----------------------------------------------------------------------------------
         self.ctx = self._make_context(setups)
-        check_context(config, self.ctx)
+        model = self.plan.choice("models")
+        if model.distribution == CORE:
+            check_weights(self.ctx)
+        check_tables(config, self.ctx, self.page_size)
         self.watching = self._make_watching(setups)
-        self.model = load_class(self.plan.choice("models"))(self.ctx)
-        self._load_weights()
+        with shortage_in_words(self.ctx):
+            self.model = load_class(model)(self.ctx)
+            self._load_weights()
 
         # ---- what passes and graphs will take; attention's workspace: all before the pool ------------------
         sizes = capture_sizes(config, self.plan)

@@ -12,12 +12,14 @@ from minisgl_core.errors import EngineError
 from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.plugin_api import MemoryGauge
 
+from .capacity import USUAL_PAGE, check_pool, in_words, ranks_on_device
+
 if TYPE_CHECKING:
     from minisgl_core.core import Context
 
     from .config import EngineConfig
 
-__all__ = ["MemoryUse", "Reserve", "check_context", "count_pages"]
+__all__ = ["MemoryUse", "Reserve", "count_pages"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,31 +74,6 @@ class MemoryUse:
             )
 
 
-def in_words(count: float) -> str:
-    """For people: three digits or so."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
-
-
-def check_context(config: EngineConfig, ctx: Context) -> None:
-    """Before anything is allocated: warns of a context beyond the model's own, refuses one beyond the memory."""
-    trained = ctx.config.max_position_embeddings
-    if ctx.max_seq_len > trained:
-        logger.warning("max_seq_len_override %d is beyond the %d tokens the model knows", ctx.max_seq_len, trained)
-    tables = ctx.max_seq_len * (4 * ctx.config.rope.rotary_dim + 8 * (config.max_running_req + 1))
-    _check_fits(ctx, "max_seq_len_override", ctx.max_seq_len, tables, "page table and rotary table")
-
-
-def _check_fits(ctx: Context, setting: str, value: int, needed: int, what: str) -> None:
-    present = ctx.platform.total_bytes()
-    if needed > present:
-        raise EngineError(
-            f"`{setting}` {value} needs {needed / 1e9:.1f} GB for the {what}, the device has {present / 1e9:.1f} GB",
-            field=setting,
-            value=value,
-            remedy="give a smaller number",
-        )
-
-
 def count_pages(
     config: EngineConfig, ctx: Context, page_size: int, kv_heads: int, kv_dtype: torch.dtype, reserve: Reserve
 ) -> int:
@@ -109,32 +86,35 @@ def count_pages(
     c = ctx.config
     page_bytes = PagedKVPool.bytes_per_page(c.num_layers, page_size, kv_heads, c.head_dim, kv_dtype)
     if config.num_page_override is not None:
-        _check_fits(
-            ctx, "num_page_override", config.num_page_override, (config.num_page_override + 1) * page_bytes, "KV pool"
-        )
+        check_pool(config.num_page_override, ctx, page_size, kv_heads, kv_dtype)
         return config.num_page_override
     useful = config.max_running_req * -(-ctx.max_seq_len // page_size)
     free = ctx.platform.free_bytes()
     shared = ctx.device.type == "cpu" and not isinstance(ctx.platform, MemoryGauge)
-    share = config.memory_ratio * (CPU_SHARE / ctx.tp.size if shared else 1.0)
+    share = config.memory_ratio * (CPU_SHARE if shared else 1.0) / ranks_on_device(ctx)
     budget = int(free * share) - reserve.total
     mine = min(useful, max(0, budget // page_bytes - 1))  # one page more is the dummy page
     counts = ctx.comm.all_gather(torch.tensor([[mine]], dtype=torch.int64, device=ctx.device))
     pages = int(counts.min())
     if pages * page_size < 2:
-        raise _no_room(config, free, share, reserve, page_bytes)
+        raise _no_room(config, free, share, reserve, page_size, page_bytes)
     return pages
 
 
-def _no_room(config: EngineConfig, free: int, share: float, reserve: Reserve, page_bytes: int) -> EngineError:
+def _no_room(
+    config: EngineConfig, free: int, share: float, reserve: Reserve, page_size: int, page_bytes: int
+) -> EngineError:
     taken = {
         f"passes of up to {config.max_prefill_tokens} tokens": reserve.passes,
         f"{reserve.num_graphs} graphs": reserve.graphs,
         "page table and buffers": reserve.tables,
     }
     parts = ", ".join(f"{what} {in_words(count)}" for what, count in taken.items() if count)
-    lower = ["max_prefill_tokens", "max_running_req"] + ["cuda_graph_max_bs"] * bool(reserve.graphs)
-    advice = f"lower `{'`, `'.join(lower)}` or `max_seq_len_override`, " if reserve.total else ""
+    lower = ["page_size"] * (page_size > USUAL_PAGE)
+    if reserve.total:
+        lower += ["max_prefill_tokens", "max_running_req", *["cuda_graph_max_bs"] * bool(reserve.graphs)]
+        lower += ["max_seq_len_override"]
+    advice = f"lower {' or '.join(f'`{name}`' for name in lower)}, " if lower else ""
     return EngineError(
         f"no memory is left for the KV pool, one page of which takes {in_words(page_bytes)}: of {in_words(free)} free"
         f" after loading, {share:.0%} may be used{f', and {parts} come first' if parts else ''}",

@@ -18,9 +18,10 @@ from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.plugin_api import MemoryGauge
 from minisgl_core.registry import build
 
+from .capacity import in_words
 from .config import SAMPLING_MODES
 from .dispatch import AttentionDispatcher
-from .memory import Reserve, in_words
+from .memory import Reserve
 from .stage import Stage
 
 if TYPE_CHECKING:
