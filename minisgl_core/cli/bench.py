@@ -13,7 +13,7 @@ from minisgl_core.settings.schema import Settings
 from .ablation import Ablation, ablation_options, run_ablation
 from .options import settings_options
 from .output import json_option, print_json, print_table
-from .start import find_model, plan_line, shows_progress
+from .start import find_model, plan_line, refuse_choice, shows_progress
 
 if TYPE_CHECKING:
     from minisgl_core.bench import Workload
@@ -78,6 +78,7 @@ def command(
     if geometry_name:
         with model_folder(geometry(geometry_name)) as folder:
             return run(folder, geometry_name, True)
+    refuse_choice(settings)
     path = find_model(settings)
     weightless = path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.gguf"))
     return run(str(path), path.name, weightless)

@@ -16,7 +16,7 @@ from .held_log import log_held
 from .options import settings_options
 from .prompts import open_stdin, read_text
 from .sampling import sampling_options, sampling_params
-from .start import find_model, need_tokenizer, start_llm
+from .start import find_model, need_tokenizer, refuse_choice, start_llm
 
 if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
@@ -42,6 +42,7 @@ def command(settings: Settings, system: str | None, **sampling: Any) -> int:
     """
     params = sampling_params(sampling)
     stdin = open_stdin()
+    refuse_choice(settings)
     path = find_model(settings)
     tokenizer = need_tokenizer(path, chat=True)
     with start_llm(settings, path, requests=1) as llm:

@@ -17,7 +17,7 @@ from .options import settings_options
 from .output import json_option, print_json
 from .prompts import Prompt, read_prompts
 from .sampling import sampling_options, sampling_params
-from .start import find_model, need_tokenizer, refuse_early, shows_progress, start_llm
+from .start import find_model, need_tokenizer, refuse_choice, refuse_early, shows_progress, start_llm
 
 if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
@@ -60,6 +60,7 @@ def command(
         raise UsageError("--system is given without --chat", field="--system", value=system, remedy="add --chat")
     params = sampling_params(sampling)
     prompts = read_prompts(texts, id_lists, files)
+    refuse_choice(settings)
     path = find_model(settings)
     messages = _messages(prompts, path, system, chat)
     refuse_early(messages, params, settings, path)

@@ -22,23 +22,27 @@ if TYPE_CHECKING:
 
     from .prompts import Prompt
 
-__all__ = ["find_model", "need_tokenizer", "plan_line", "refuse_early", "shows_progress", "start_llm"]
+__all__ = ["find_model", "need_tokenizer", "plan_line", "refuse_choice", "refuse_early", "shows_progress", "start_llm"]
 
 _ROLES_SHOWN: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear")
 """The others follow from device and model."""
 
 
 def find_model(settings: Settings) -> Path:
-    """Folder or file of the model that is named; the demo model's if none is. Either may be downloaded first, so
-    options of backends, which need no model to be wrong, are checked before.
-    """
+    """Folder or file of the model that is named; the demo model's if none is. Either may be downloaded first."""
     from minisgl_core.demo_model import DEMO_NAME, resolve_model_path
-    from minisgl_core.registry import discover
-    from minisgl_core.registry.options import check_options
 
-    if settings.options:
-        check_options(settings.options, discover(allow=settings.allow, deny=settings.deny))
     return resolve_model_path(settings.model.path or DEMO_NAME)
+
+
+def refuse_choice(settings: Settings) -> None:
+    """Raise what is wrong with the backends that are named and with their options, before a model is downloaded."""
+    from minisgl_core.registry import detect_device, discover
+    from minisgl_core.registry.resolve import check_choice
+
+    if settings.backends or settings.options:
+        registry = discover(allow=settings.allow, deny=settings.deny)
+        check_choice(settings.backends, settings.options, registry, detect_device(settings.engine.device).kind)
 
 
 def need_tokenizer(path: Path, *, chat: bool) -> Tokenizer:

@@ -39,7 +39,7 @@ def choice_beside(
     joint = Joint(plan.page_size, plan.kv_layout, graph=False)
     verdicts = verdicts_of(slot, Selection((name,)), query, joint, registry, environment or Installed())
     if not verdicts:
-        raise unknown_backend(slot.role, name, query, registry)
+        raise unknown_backend(slot.role, name, query.device.kind, registry)
     reasons: list[Reason] = []
     for verdict in verdicts:
         refused = verdict.reasons or _probed(verdict, query, joint, prober)

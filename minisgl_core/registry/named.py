@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minisgl_core.errors import ConfigError
 from minisgl_core.plugin_api import ROLES, Role
@@ -31,10 +31,10 @@ class Named(NamedTuple):
         return f"{self.role}{part}={','.join(self.names)}"
 
 
-def named_by(query: PlanQuery) -> Iterator[Named]:
+def named_by(backends: Mapping[str, Any]) -> Iterator[Named]:
     """Everything that the config names, in the order of the roles; ``auto`` alone is no name."""
     for role in ROLES:
-        value = query.backends.get(role, AUTO)
+        value = backends.get(role, AUTO)
         parts = value if isinstance(value, Mapping) else {ANY_KEY: value}
         for part, names in parts.items():
             found = (names,) if isinstance(names, str) else tuple(names)
@@ -49,7 +49,7 @@ def check_used(query: PlanQuery, registry: Registry) -> None:
     one. A name on a whole role that words on all its parts override is no mistake either.
     """
     slots = slots_of(query)
-    for named in named_by(query):
+    for named in named_by(query.backends):
         if AUTO not in named.names and not any(_means(named, slot, registry) for slot in slots):
             wish = ", ".join(f'"{name}"' for name in (*named.names, AUTO))
             preference = f"{str(named).partition('=')[0]} = [{wish}]"
@@ -85,7 +85,7 @@ def remarks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
 
 def _idle_graph_runner(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
     """A named graph runner records nothing where no graphs are asked for."""
-    named = any(one.role == "graph" and AUTO not in one.names for one in named_by(query))
+    named = any(one.role == "graph" and AUTO not in one.names for one in named_by(query.backends))
     runner = next((verdict for slot, verdict in solution.chosen.items() if slot.role == "graph"), None)
     if query.graph or not named or runner is None or runner.box is None or runner.box.graph == "never":
         return ()

@@ -46,7 +46,7 @@ class UnknownBackendError(BackendError, UsageError):
     exit_code = UsageError.exit_code
 
 
-def unknown_backend(role: Role, text: str, query: PlanQuery, registry: Registry) -> UnknownBackendError:
+def unknown_backend(role: Role, text: str, device_kind: str, registry: Registry) -> UnknownBackendError:
     """The error for a backend name that no loaded plugin offers."""
     known = sorted({item.spec.name for item in registry.candidates(role)})
     name = text.partition("@")[0].partition("/")[0]
@@ -60,7 +60,7 @@ def unknown_backend(role: Role, text: str, query: PlanQuery, registry: Registry)
     parts.extend(f"{note.distribution}: {note.text}" for note in registry.notes)
     remedy = nearest(text, known)
     if not remedy:
-        packages = (_NAMES[name],) if name in _NAMES else _WHERE[query.device.kind].get(role, ())
+        packages = (_NAMES[name],) if name in _NAMES else _WHERE[device_kind].get(role, ())
         remedy = _pip(packages, registry) or "`minisgl plugins` lists what is installed"
     return UnknownBackendError(
         f"no plugin offers the {role} backend {text!r} ({'; '.join(parts)})",

@@ -26,7 +26,7 @@ from .refusal import refusal, unknown_backend
 from .requirements import Environment, Installed
 from .solve import Solution, Verdict, solve
 
-__all__ = ["Prober", "check_query", "choice_of", "plan_of", "probe_request", "resolve_plan", "settle"]
+__all__ = ["Prober", "check_choice", "check_query", "choice_of", "plan_of", "probe_request", "resolve_plan", "settle"]
 
 Prober = Callable[[Sequence[ProbeRequest]], Mapping[str, Reason]]
 """Runs probes; returns the refusals by :attr:`ProbeRequest.key`."""
@@ -183,27 +183,32 @@ def check_query(query: PlanQuery, registry: Registry) -> None:
             remedy="use auto, or a number of tokens such as 16",
         )
     rank_heads(query)
-    check_backends(query.backends)
     allowed = {canonicalize_name(name) for name in query.allow or ()}
     for plugin in registry.failures():
         if canonicalize_name(plugin.distribution) in allowed:
             raise _asked_for(plugin, "plugins.allow")
-    for named in named_by(query):
+    check_choice(query.backends, query.options, registry, query.device.kind)
+    check_used(query, registry)
+
+
+def check_choice(backends: Mapping[str, Any], options: Mapping[str, Any], registry: Registry, device_kind: str) -> None:
+    """What can be wrong with a choice of backends whatever the model: unknown roles and names, options of nobody."""
+    check_backends(backends)
+    for named in named_by(backends):
         for name in named.names:
             if name != AUTO:
-                _check_name(named.role, name, query, registry)
-    check_used(query, registry)
-    check_options(query.options, registry)
+                _check_name(named.role, name, device_kind, registry)
+    check_options(options, registry)
 
 
-def _check_name(role: Role, text: str, query: PlanQuery, registry: Registry) -> None:
+def _check_name(role: Role, text: str, device_kind: str, registry: Registry) -> None:
     if any(selects(text, candidate) for candidate in registry.candidates(role)):
         return
     _, _, distribution = text.partition("@")
     for plugin in registry.failures():
         if distribution and canonicalize_name(plugin.distribution) == canonicalize_name(distribution):
             raise _asked_for(plugin, f"backends.{role}")
-    raise unknown_backend(role, text, query, registry)
+    raise unknown_backend(role, text, device_kind, registry)
 
 
 def _asked_for(plugin: PluginRecord, setting: str) -> BackendError:

@@ -387,13 +387,22 @@ def test_a_closed_standard_input(
     assert capsys.readouterr().err.startswith("error: standard input is closed; ")
 
 
-def test_options_are_refused_before_the_demo_model_is_fetched(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", [["generate", "--prompt", "hi"], ["chat"], ["bench", "latency"]])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[backends.options."graph:emulated"]\nstrct = true\n', "unknown option 'strct'"),
+        ('[backends]\nkv = "nope"\n', "no plugin offers the kv backend 'nope'"),
+    ],
+)
+def test_a_wrong_choice_is_refused_before_the_demo_model_is_fetched(
+    command: list[str], text: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("minisgl_core.demo_model.ensure_demo_model", None)
-    Path("minisgl.toml").write_text('[backends.options."graph:emulated"]\nstrct = true\n')
-    assert main(["generate", "--prompt", "hi"]) == 2
-    assert capsys.readouterr().err.startswith("error: unknown option 'strct'")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    Path("minisgl.toml").write_text(text)
+    assert main(command) == 2
+    assert capsys.readouterr().err.startswith(f"error: {says}")
 
 
 @pytest.mark.parametrize("command", [["explain", "--geometry", "qwen3-0.6b"], ["chat"]])
