@@ -28,6 +28,7 @@ def trivial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
     monkeypatch.setattr(build, "_SOURCES", folder)
+    monkeypatch.setattr(build.library, "cache_info", lambda: SimpleNamespace(currsize=0))  # not loaded yet
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return folder
 
@@ -127,7 +128,6 @@ def test_the_check_compiles_little_and_only_while_the_kernels_are_not_there(
     trivial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(build.library, "cache_info", lambda: SimpleNamespace(currsize=0))
     (trivial / "one.cpp").write_text("not C++ at all")
     build.check()
     assert not (tmp_path / "cache").exists()
