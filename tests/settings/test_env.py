@@ -60,6 +60,21 @@ def test_a_relative_xdg_folder_is_ignored_as_its_specification_says(monkeypatch:
     assert ENV.CACHE_DIR.value == Path.home() / ".cache" / "minisgl"
 
 
+def test_a_home_folder_that_nobody_has_is_an_error_naming_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISGL_CACHE_DIR", "~nobody-of-this-name/cache")
+    with pytest.raises(ConfigError, match="MINISGL_CACHE_DIR is '~nobody-of-this-name/cache'; use a folder"):
+        _ = ENV.CACHE_DIR.value
+
+    def homeless() -> Path:
+        raise RuntimeError
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.delenv("MINISGL_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(ConfigError, match="no home folder for the cache; set MINISGL_CACHE_DIR"):
+        _ = ENV.CACHE_DIR.value
+
+
 def test_every_switch_is_named_after_its_variable_and_says_what_it_does() -> None:
     by_attribute = {name: item for name, item in vars(ENV).items() if isinstance(item, EnvVar)}
     assert {f"MINISGL_{name}" for name in by_attribute} == {item.name for item in ENV.all()}
