@@ -63,9 +63,8 @@ def _subject(settings: Settings, geometry_name: str | None, device: DeviceFacts)
     """(what the answer is about, its config): the demo model's shape if nothing is named, which is told."""
     if geometry_name or settings.model.path:
         return geometry_name or settings.model.path, model_of(settings, geometry_name)
-    # its file holds quantised weights, so the dtype is a choice
-    demo = replace(geometry(_DEMO), dtype="float32" if device.kind == "cpu" else "bfloat16")
-    told = f"no model is named: this is about the demo model's shape ({_DEMO}, {demo.dtype})"
+    demo = replace(geometry(_DEMO), dtype="float32", quantised=True)  # as its file is
+    told = f"no model is named: this is about the demo model's shape ({_DEMO}, {demo.dtype_on(device.kind)})"
     click.echo(f"{told}; --model DIR or --geometry NAME asks about another", err=True)
     return _DEMO, demo
 
@@ -76,7 +75,7 @@ def plan_query(settings: Settings, model: ModelConfig, device: DeviceFacts) -> P
     return PlanQuery(
         model=model,
         device=device,
-        dtype=model.dtype if settings.model.dtype == "auto" else settings.model.dtype,
+        dtype=model.dtype_on(device.kind) if settings.model.dtype == "auto" else settings.model.dtype,
         page_size=engine.page_size,
         tp_size=engine.tp_size,
         max_seq_len=engine.max_seq_len_override or 0,

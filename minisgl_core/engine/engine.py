@@ -18,7 +18,7 @@ from minisgl_core.registry.records import CORE
 from .capacity import check_tables, check_weights, shortage_in_words
 from .dispatch import AttentionDispatcher
 from .memory import MemoryUse, Reserve, count_pages
-from .planning import choose_dtype, context_limit, make_plan
+from .planning import DTYPES, context_limit, make_plan
 from .rehearsal import rehearse
 from .setups import Setups, capture_sizes
 from .stage import Stage
@@ -62,12 +62,11 @@ class Engine:
         # ---- the model's facts, the plan -----------------------------------------------------------------
         self.config, self.tp = config, config.tp_info
         self.model_config = read_model_config(config.model_path)
-        self.dtype = choose_dtype(config, self.model_config)
         self.max_seq_len = context_limit(config, self.model_config)
         self.max_running_req, self.vocab_size = config.max_running_req, self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
         self.plan = make_plan(config, self.model_config)
-        self.page_size = self.plan.page_size
+        self.dtype, self.page_size = DTYPES[self.plan.dtype], self.plan.page_size
 
         # ---- the device, the other ranks -----------------------------------------------------------------
         self.platform = load_class(self.plan.choice("platform"))(self.tp.rank)

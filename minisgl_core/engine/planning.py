@@ -37,15 +37,15 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def choose_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    """The compute dtype: what was asked for, else the checkpoint's."""
+def choose_dtype(config: EngineConfig, model: ModelConfig, device: DeviceFacts) -> str:
+    """The compute dtype: what was asked for, else what the checkpoint is computed in on this device."""
     if config.dtype is None:
-        return DTYPES[model.dtype]
+        return model.dtype_on(device.kind)
     if config.dtype not in DTYPES.values():
         raise ConfigError(
             f"`dtype` is {config.dtype}", field="dtype", value=config.dtype, remedy=f"use one of {', '.join(DTYPES)}"
         )
-    return config.dtype
+    return str(config.dtype).removeprefix("torch.")
 
 
 def context_limit(config: EngineConfig, model: ModelConfig) -> int:
@@ -55,7 +55,7 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
 
 def plan_query(config: EngineConfig, model: ModelConfig, device: DeviceFacts) -> PlanQuery:
     """The question that resolving answers."""
-    name = str(choose_dtype(config, model)).removeprefix("torch.")
+    name = choose_dtype(config, model, device)
     return PlanQuery(
         model=model,
         device=device,

@@ -64,6 +64,8 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: str
     """``float32``, ``bfloat16`` or ``float16``: what the checkpoint asks for."""
+    quantised: bool = False
+    """The weights lie in blocks of few bits, which say nothing of the dtype to compute in."""
     hidden_act: str = "silu"
     qkv_bias: bool = False
     o_bias: bool = False
@@ -77,3 +79,9 @@ class ModelConfig:
     bos_token_id: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """config.json as it stands, for model plugins that read keys of their own; empty for GGUF."""
+
+    def dtype_on(self, device: str) -> str:
+        """The dtype to compute in on ``cpu`` or ``cuda`` if none is asked for: the checkpoint's. A quantised one leaves
+        the choice: bfloat16 on a GPU, whose attention kernels have no float32.
+        """
+        return "bfloat16" if self.quantised and device != "cpu" else self.dtype

@@ -22,8 +22,10 @@ GGUF_MODEL_TYPES: Final = {
 """GGUF architecture -> Hugging Face model_type and architecture."""
 
 _FILE_TYPE_DTYPES: Final = {1: "float16", 32: "bfloat16"}
-"""``general.file_type`` of files that are mostly float16 or bfloat16; quantised ones run in float32 by default."""
+"""``general.file_type`` of files that are mostly float16 or bfloat16; quantised ones run in float32 on a CPU."""
 _F32: Final = 0
+_PLAIN_TYPES: Final = {0, 1, 28, 30}
+"""Tensor types F32, F16, F64 and BF16."""
 
 
 def read_gguf(file: GGUFFile) -> ModelConfig:
@@ -45,6 +47,7 @@ def read_gguf(file: GGUFFile) -> ModelConfig:
     num_layers = _integer(file, "block_count", high=MOST_LAYERS)
     context = _integer(file, "context_length")
     window = _integer(file, "attention.sliding_window", 0, low=0) or None
+    dtype = _dtype(file)
     return ModelConfig(
         architecture="MistralForCausalLM" if arch == "llama" and window else architecture,
         model_type="mistral" if arch == "llama" and window else model_type,
@@ -59,7 +62,8 @@ def read_gguf(file: GGUFFile) -> ModelConfig:
         rope=_rope(file, head_dim, context),
         max_position_embeddings=context,
         tie_word_embeddings="output.weight" not in file.tensors,
-        dtype=_dtype(file),
+        dtype=dtype,
+        quantised=dtype == "float32" and any(tensor.type_id not in _PLAIN_TYPES for tensor in file.tensors.values()),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,

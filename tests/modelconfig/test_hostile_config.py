@@ -186,6 +186,14 @@ def test_the_good_headers_are_models() -> None:
         check(read_gguf(gguf(metadata, 512, 128)))
 
 
+@pytest.mark.parametrize(("tensor_type", "on_gpu"), [(0, "float32"), (3, "bfloat16")])
+def test_a_quantised_file_is_computed_in_what_the_device_is_good_at(tensor_type: int, on_gpu: str) -> None:
+    file = gguf(GGUF_GOOD[0] | {"general.file_type": tensor_type}, 512, 128)
+    file.tensors["blk.0.attn_q.weight"] = GGUFTensor("blk.0.attn_q.weight", (128, 128), tensor_type, 0)
+    model = read_gguf(file)
+    assert (model.dtype_on("cpu"), model.dtype_on("cuda")) == ("float32", on_gpu)
+
+
 @pytest.mark.parametrize("numbers", [(1.0, 0.0), (1.0, float("nan")), (1.0,)])
 def test_divisors_that_make_no_frequencies(numbers: tuple[float, ...], tmp_path: Path) -> None:
     file = gguf(dict(GGUF_GOOD[0]), 512, 128)
