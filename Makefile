@@ -65,8 +65,8 @@ $(VENV)/.docs: $(VENV)/.torch pyproject.toml
 .PHONY: run
 run: $(VENV)/.run  ## Install the core and its CPU plugin, show the plan and let a real model answer
 	model=$$($(BIN)/minisgl demo-model)
-	$(BIN)/minisgl explain --model "$$model"
-	$(BIN)/minisgl generate --model "$$model" --chat --prompt '$(PROMPT)' --max-tokens 32 --temperature 0
+	$(BIN)/minisgl explain --model "$$model" --device cpu
+	$(BIN)/minisgl generate --model "$$model" --device cpu --chat --prompt '$(PROMPT)' --max-tokens 32 --temperature 0
 
 .PHONY: install
 install: $(VENV)/.dev  ## Install every package, editable, with the developers' tools
