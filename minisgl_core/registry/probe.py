@@ -132,7 +132,9 @@ class ProbeProcess:
 
 
 def run_probes(requests: Sequence[ProbeRequest]) -> dict[str, Reason]:
-    """Run probes in one child; returns the refusals by key. Answers are cached, crashes and hangs are not."""
+    """Run probes in one child; returns the refusals by key. What works is cached; a refusal is asked again
+    at each start, since whoever reads it repairs what it names.
+    """
     refused: dict[str, Reason] = {}
     with ProbeProcess(ENV.PROBE_TIMEOUT_S.value) as child:
         for request in requests:
@@ -144,7 +146,7 @@ def run_probes(requests: Sequence[ProbeRequest]) -> dict[str, Reason]:
                     longer = "MINISGL_PROBE_TIMEOUT_S gives it longer" if crash.timed_out else ""
                     refused[request.key] = Reason("probe", "probe", "a working backend", f"the probe {crash}", longer)
                     continue
-                if "error" not in answer:
+                if answer["ok"]:
                     _store(request.cache_key(), answer)
             if not answer["ok"]:
                 refused[request.key] = _reason(answer)

@@ -82,6 +82,12 @@ def test_answers_are_kept_until_a_version_or_the_driver_changes(ask: Any, tmp_pa
     assert (tmp_path / "log").read_text() == "ran\nran\n"
 
 
+def test_a_refusal_is_asked_again_at_each_start(ask: Any, tmp_path: Path) -> None:
+    assert ask("refuses")
+    (tmp_path / "some_probes.py").write_text(PROBES + "\nrefuses = fine\n")
+    assert ask("refuses") == {}
+
+
 def test_a_broken_cache_is_asked_again(ask: Any, tmp_path: Path) -> None:
     ask("fine")
     (cached,) = (tmp_path / "cache" / "probes").iterdir()
