@@ -197,7 +197,8 @@ class Scheduler:
             self._prefill_run = 0
             flight = self._launch_decode() or self._launch_prefill()
         else:
-            flight = self._launch_prefill() or self._launch_decode()
+            # All Reqs may end where a decode pass in want of pages drains the pass in flight: then the queue has room.
+            flight = self._launch_prefill() or self._launch_decode() or self._launch_prefill()
         if flight is None and self._flight is None and (self._reqs or self._pending):
             raise EngineError(f"the scheduler is stuck: {self.stats}")
         return flight
