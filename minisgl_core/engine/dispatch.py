@@ -116,10 +116,11 @@ class AttentionDispatcher:
         req_of_token = torch.repeat_interleave(torch.arange(batch.size, device=device), sent.q_lens, output_size=total)
         offset = sent.cached - sent.cu_q[:-1]
         positions = torch.arange(total, dtype=torch.int32, device=device) + offset[req_of_token]
-        rows = sent.rows.clone()  # the staging buffer is reused by the next upload
+        # The staging buffer is reused by the next upload.
+        rows, input_ids = sent.rows.clone(), sent.input_ids.clone()
         batch.rows = rows
         batch.positions = _by_hand(batch.positions, positions)
-        batch.input_ids = _by_hand(batch.input_ids, sent.input_ids)
+        batch.input_ids = _by_hand(batch.input_ids, input_ids)
         batch.out_loc = _by_hand(batch.out_loc, state.page_table[rows[req_of_token], batch.positions])
         batch.last_rows = (sent.cu_q[1:] - 1).to(torch.int64)
         kv_lens, max_kv = sent.cached + sent.q_lens, max(kv_lens_host)

@@ -203,6 +203,8 @@ class Engine:
         else:
             if batch.view is None:
                 self.attn_backend.prepare_metadata(batch)
+            else:
+                self.state.refresh(batch)
             out = self.stepper.step(batch)
         if batch.size == out.next_tokens.shape[0]:
             return self._finish_pass(batch, out.logits, out.next_tokens)

@@ -100,10 +100,23 @@ class DecodeState:
         """Make the device agree with the host about a decode batch; in a steady step there is nothing to do."""
         if self._is_new(batch):
             self._upload_rows(batch)
-        elif self._slots or self._params:
-            self._send([])
+        else:
+            self._flush()
         if batch.rows is None:
             batch.rows = self.rows[: batch.padded_size]
+
+    def refresh(self, batch: Batch) -> None:
+        """Before the pass of a batch that was prepared by hand: since then its parameters may have been staged, and
+        another batch been prepared.
+        """
+        if batch.is_decode:
+            self.upload_decode(batch)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._slots or self._params:
+            self._send([])
 
     def _is_new(self, batch: Batch) -> bool:
         """Does it differ from the decode batch before?"""
@@ -111,7 +124,10 @@ class DecodeState:
             return True
         if batch.table_idx is not None and batch.table_idx is self._decode_idx:
             return False
-        return batch.reqs != self._decode_reqs or not np.array_equal(batch.rows_host(), self._on_device[: batch.size])
+        rows = batch.rows_host()
+        if batch.reqs != self._decode_reqs or not np.array_equal(rows, self._on_device[: batch.size]):
+            return True
+        return not np.array_equal(self._lengths_host[rows], batch.cached_lens())
 
     def _upload_rows(self, batch: Batch) -> None:
         rows = np.full(batch.padded_size, self.dummy_row, dtype=np.int32)
