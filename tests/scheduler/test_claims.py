@@ -71,3 +71,17 @@ def test_where_the_pool_cannot_give_64_tokens_to_all_it_gives_fewer() -> None:
     assert claims
     assert {count for counts in claims for count in counts} <= set(range(16, 26))
     assert scheduler.stats.preemptions == 0
+
+
+def test_when_all_requests_end_for_want_of_pages_the_next_one_starts(overlap: bool) -> None:
+    vocab, prompts = 5000, [prompt_of(8, seed) for seed in range(2)]
+    for count in range(40, 47):  # the pool is used up by the 43rd token of both
+        scheduler = Scheduler(StubEngine(num_pages=100, vocab_size=vocab))
+        answers = [expected_tokens(prompt, count, vocab) for prompt in prompts]
+        both = [
+            NewReq(uid, np.array(prompts[uid], dtype=np.int32), SamplingParams(max_tokens=80, stop_token_ids=[last]))
+            for uid, (*_, last) in enumerate(answers)
+        ]
+        found = serve(scheduler, [*both, new(2, prompt_of(60, seed=2), max_tokens=5)])
+        assert [found[uid].tokens for uid in range(2)] == answers
+        assert len(found[2].tokens) == 5

@@ -365,18 +365,6 @@ def test_a_preempted_request_does_not_count_its_own_tokens_as_prompt(overlap: bo
     assert prompt_lens == {(0, 4), (1, 5)}
 
 
-def test_when_all_requests_end_for_want_of_pages_the_next_one_starts(overlap: bool) -> None:
-    vocab, prompts = 5000, [prompt_of(8, uid) for uid in range(2)]
-    for count in range(40, 47):  # the pool is used up by the 43rd token of both
-        engine = StubEngine(num_pages=100, vocab_size=vocab)
-        scheduler = Scheduler(engine)
-        last = [expected_tokens(prompt, count, vocab)[-1] for prompt in prompts]
-        both = [new(uid, prompts[uid], max_tokens=80, stop_token_ids=[last[uid]]) for uid in range(2)]
-        answers = serve(scheduler, [*both, new(2, prompt_of(60))])
-        assert [len(answers[uid].tokens) for uid in range(3)] == [count, count, 5]
-        assert_idle(scheduler, engine)
-
-
 def test_one_batch_object_serves_a_steady_decode() -> None:
     engine, scheduler = make(num_pages=500)
     seen: list[Any] = []
