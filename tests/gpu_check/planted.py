@@ -29,6 +29,10 @@ def checks(device: Any, quick: bool) -> list[Check]:
         Check("dies-at-exit", _dies_at_exit, 1.0),
         Check("once-a", _once, 1.0),
         Check("once-b", _once, 1.0),
+        Check("alone-a", _present, 1.0, alone=True),
+        Check("alone-b", _present, 1.0, alone=True),
+        Check("beside-a", _present, 1.0),
+        Check("beside-b", _present, 1.0),
         Check("endless", lambda here: time.sleep(600), 1.0),
     ]
 
@@ -80,3 +84,10 @@ def _dies_at_exit(here: Here) -> None:
 def _once(here: Here) -> dict[str, Any]:
     folder = here.once("made", lambda folder: (folder / "by").write_text(str(os.getpid())) and None)
     return {"by": (folder / "by").read_text()}
+
+
+def _present(here: Here) -> dict[str, Any]:
+    """From when to when it ran."""
+    began = time.monotonic()
+    time.sleep(0.3)
+    return {"span": (began, time.monotonic())}

@@ -61,10 +61,18 @@ def test_nothing_is_left_out(listed: Any, quick: bool) -> None:
 
 def test_quick_fits_its_budget_and_a_part_of_three_its_share(listed: Any) -> None:
     quick: list[Check] = listed(True)
-    assert sum(check.seconds for check in quick) / JOBS_ON_CUDA < QUICK_BUDGET_S
+    by_itself = sum(check.seconds for check in quick if check.alone)
+    together = sum(check.seconds for check in quick if not check.alone)
+    assert by_itself + together / JOBS_ON_CUDA < QUICK_BUDGET_S
     assert max(sum(check.seconds for check in some) for some in sessions_of(quick).values()) < QUICK_BUDGET_S / 2
     costs = [sum(check.seconds for check in part_of(listed(False), index, 3)) for index in (1, 2, 3)]
     assert max(costs) - min(costs) < 60
+
+
+def test_tests_that_read_the_memory_of_the_whole_device_are_alone(listed: Any) -> None:
+    reading = {path.parent for path in folders.gpu_test_files(ROOT) if "mem_get_info" in path.read_text()}
+    alone = {check.name for check in listed(True) if check.alone}
+    assert alone == {f"pytest/{folder.relative_to(ROOT)}" for folder in reading} != set()
 
 
 def test_checks_of_one_session_share_its_environment(listed: Any) -> None:

@@ -110,6 +110,15 @@ def test_what_is_needed_by_several_is_made_once(run: Run) -> None:
     assert found["once-a"].figures == found["once-b"].figures
 
 
+def test_what_must_be_alone_has_nothing_beside_it(run: Run) -> None:
+    found = run("beside-a", "alone-a", "beside-b", "alone-b", jobs=4)
+    assert {record.status for record in found.values()} == {"ok"}
+    spans = {name: record.figures["span"] for name, record in found.items()}
+    for name in ("alone-a", "alone-b"):
+        began, ended = spans.pop(name)
+        assert all(other_ended <= began or ended <= other_began for other_began, other_ended in spans.values())
+
+
 PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}

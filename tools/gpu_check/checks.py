@@ -82,7 +82,7 @@ class Check:
 
     Checks of one ``session`` share a process, in order; an empty one means a process of its own. ``seconds`` is a rough
     cost, by which parts are balanced and limits set. ``cases`` are the numbers of the reported faults that it shows to
-    be absent (see tests/cases/README.md).
+    be absent (see tests/cases/README.md). An ``alone`` one has the device to itself, as has its whole session.
     """
 
     name: str
@@ -95,6 +95,7 @@ class Check:
     cases: tuple[int, ...] = ()
     limit_s: float = 0.0
     """0 = four times the cost, at least three minutes"""
+    alone: bool = False
 
     @property
     def limit(self) -> float:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 QUICK_BUDGET_S: Final = 480.0
-JOBS_ON_CUDA: Final = 4
+JOBS_ON_CUDA: Final = 5
 THREADS: Final = "OMP_NUM_THREADS"
 
 

@@ -27,6 +27,8 @@ MADE_ELSEWHERE: Final = ("test_conforms", "test_every_pairing_follows_the_refere
 """The kit and the pairs of attention backends have checks of their own: ``--quick`` does not make them twice."""
 CASES: Final = {"minisgl_cuda": (1, 2, 38, 45, 68, 70), "minisgl_moe": (71, 72, 74, 75), "minisgl_cpu_sim": (89,)}
 """By plugin: the reported faults that its tests name or hold kernels to."""
+ALONE: Final = ("tests/engine",)
+"""Folders whose tests read how much memory the whole device has left"""
 
 
 def checks(device: DeviceFacts, quick: bool) -> list[Check]:
@@ -35,7 +37,16 @@ def checks(device: DeviceFacts, quick: bool) -> list[Check]:
     for folder in sorted({path.parent for path in gpu_test_files(ROOT)}):
         name = str(folder.relative_to(ROOT))
         cases = next((cases for plugin, cases in CASES.items() if plugin in name), ())
-        found.append(Check(f"pytest/{name}", partial(run, folder), SECONDS[quick], cases=cases, limit_s=LIMIT_S))
+        found.append(
+            Check(
+                f"pytest/{name}",
+                partial(run, folder),
+                SECONDS[quick],
+                cases=cases,
+                limit_s=LIMIT_S,
+                alone=name in ALONE,
+            )
+        )
     return found
 
 

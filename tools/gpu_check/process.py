@@ -64,11 +64,14 @@ def run_checks(
     finished: Callable[[Record], None],
     started: Callable[[str], None] | None = None,
 ) -> None:
-    """Run all checks, ``settings.jobs`` sessions at once; ``finished`` hears of each, from one thread at a time.
+    """Run all checks: those that must be alone one after the other, then ``settings.jobs`` sessions at once.
+    ``finished`` hears of each, from one thread at a time.
 
     What was not run when the deadline came is told as ``unfinished``.
     """
-    waiting = deque(sessions_of(checks).values())
+    by_itself, together = deque[list[Check]](), deque[list[Check]]()
+    for session in sessions_of(checks).values():
+        (by_itself if any(check.alone for check in session) else together).append(session)
     lock = threading.Lock()
     children = _Children()
 
@@ -77,24 +80,25 @@ def run_checks(
             if not children.closed:  # else it was killed: it has not failed, the run was ended
                 finished(record)
 
-    def work() -> None:
+    def work(waiting: deque[list[Check]]) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 _run_session(waiting.popleft(), settings, children, tell, started or (lambda name: None))
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(max(1, settings.jobs))]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
-    except BaseException:
-        waiting.clear()
-        children.kill()
-        for thread in threads:
-            thread.join(END_LIMIT_S)
-        raise
+    for waiting, jobs in ((by_itself, 1), (together, max(1, settings.jobs))):
+        threads = [threading.Thread(target=work, args=(waiting,), daemon=True) for _ in range(jobs)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)
+        except BaseException:
+            waiting.clear()
+            children.kill()
+            for thread in threads:
+                thread.join(END_LIMIT_S)
+            raise
 
 
 class _Children:
