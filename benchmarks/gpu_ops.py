@@ -96,12 +96,13 @@ def qk_norm_rope_store(ops: Any, m: Model, tokens: int) -> tuple[Calls, int]:
     """The same."""
     rows = [randn(tokens, (m.q_heads + 2 * m.kv_heads) * m.dim) for _ in range(BUFFERS)]
     weights = (randn(m.dim), randn(m.dim))
-    caches = [randn(2, SLOTS // PAGE, PAGE, m.kv_heads, m.dim) for _ in range(BUFFERS)]
+    # As in the engine, a layer's caches are the same two tensors in every call.
+    caches = [tuple(randn(2, SLOTS // PAGE, PAGE, m.kv_heads, m.dim)) for _ in range(BUFFERS)]
     angles = torch.randn(POSITIONS, m.dim, device="cuda")
     where = torch.randint(0, POSITIONS, (tokens,), device="cuda", dtype=torch.int32)
     out_loc = torch.randperm(SLOTS, device="cuda")[:tokens].to(torch.int32)
     calls: Calls = [
-        lambda x=x, c=c: ops.qk_norm_rope_store(x, *weights, EPS, where, angles, c[0], c[1], out_loc)  # type: ignore[misc]
+        lambda x=x, c=c: ops.qk_norm_rope_store(x, *weights, EPS, where, angles, *c, out_loc)  # type: ignore[misc]
         for x, c in zip(rows, caches, strict=True)
     ]
     moved = 2 * (m.q_heads + m.kv_heads) + 3 * m.kv_heads  # q and k read and written; k stored; v read and stored
@@ -133,13 +134,13 @@ def layer_microseconds(ops: Any, m: Model, tokens: int) -> float:
         randn(tokens, m.hidden),
         randn(tokens, m.hidden),
     )
-    caches, angles = randn(2, 64, PAGE, m.kv_heads, m.dim), torch.randn(1024, m.dim, device="cuda")
+    caches, angles = tuple(randn(2, 64, PAGE, m.kv_heads, m.dim)), torch.randn(1024, m.dim, device="cuda")
     where = torch.arange(tokens, device="cuda", dtype=torch.int32) % 1024
     out_loc = torch.zeros_like(where)
 
     def layer() -> None:
         y, r = ops.add_rms_norm(x, residual, gain, EPS)
-        q, _, _ = ops.qk_norm_rope_store(F.linear(y, qkv), *gains, EPS, where, angles, caches[0], caches[1], out_loc)
+        q, _, _ = ops.qk_norm_rope_store(F.linear(y, qkv), *gains, EPS, where, angles, *caches, out_loc)
         y, r = ops.add_rms_norm(F.linear(q.reshape(tokens, -1), o), r, gain, EPS)
         F.linear(ops.act_and_mul(F.linear(y, up)), down)
 
