@@ -41,9 +41,9 @@ class LogprobRows(NamedTuple):
     values: torch.Tensor
     ids: torch.Tensor
 
-    def collect(self, size: int, tokens: list[int]) -> list[TokenLogprobs | None]:
-        """One entry per row of the batch, None where not asked."""
-        found: list[TokenLogprobs | None] = [None] * size
+    def collect(self, tokens: list[int]) -> list[TokenLogprobs | None]:
+        """One entry per row of the batch, None where not asked; ``tokens``: every row's."""
+        found: list[TokenLogprobs | None] = [None] * len(tokens)
         chosen, values, ids = self.chosen.tolist(), self.values.tolist(), self.ids.tolist()
         for i, (row, n) in enumerate(zip(self.rows, self.wanted, strict=True)):
             top = list(zip(ids[i][:n], values[i][:n], strict=True))

@@ -27,26 +27,32 @@ __all__ = ["ForwardOutput", "Stepper"]
 
 
 class ForwardOutput(NamedTuple):
-    """A launched pass. The tokens are on the device; on the host they are valid after :meth:`wait`."""
+    """A launched pass. What is on the device, in stream order, is valid until the next pass."""
 
     next_tokens_gpu: torch.Tensor
     """(B,) int32 on the engine's device; -1 = that row's logits were NaN"""
-    next_tokens_cpu: torch.Tensor
-    """(B,) int32 on the host"""
+    tokens_host: torch.Tensor
+    """(B,) int32: the same on the host, on their way; a later pass reuses this memory."""
     logits: torch.Tensor
-    """(B, V); valid until the next pass"""
+    """(B, V)"""
     copied: Any
     logprob_rows: LogprobRows | None
+
+    @property
+    def next_tokens_cpu(self) -> torch.Tensor:
+        """(B,) int32 on the host, waited for. Copy what is to be kept: after a few more passes others stand there."""
+        self.wait()
+        return self.tokens_host
 
     def wait(self) -> None:
         """Until the tokens are on the host."""
         self.copied.synchronize()
 
     def logprobs(self) -> list[TokenLogprobs | None] | None:
-        """One entry per row; None if no row asked. Call after :meth:`wait`."""
+        """One entry per row, waited for; None if no row asked."""
         if self.logprob_rows is None:
             return None
-        return self.logprob_rows.collect(len(self.next_tokens_cpu), self.next_tokens_cpu.tolist())
+        return self.logprob_rows.collect(self.next_tokens_cpu.tolist())
 
 
 class Stepper:

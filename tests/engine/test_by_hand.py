@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,6 +57,16 @@ def forward(engine: Engine, batch: Batch) -> torch.Tensor:
     for req, token in zip(batch.reqs, out.next_tokens_cpu.tolist(), strict=True):
         req.append_token(token)
     return out.logits.clone()
+
+
+def test_tokens_are_on_the_host_when_they_are_read(engine: Engine) -> None:
+    waits: list[None] = []
+    event = SimpleNamespace(synchronize=lambda: waits.append(None))
+    batch = Batch([make_req(0)], "prefill")
+    out = engine.forward_batch(batch, engine.sampler.prepare(batch))._replace(copied=event)
+    assert not waits
+    assert torch.equal(out.next_tokens_cpu, out.next_tokens_gpu)
+    assert len(waits) == 1
 
 
 def test_sampling_parameters_may_be_prepared_after_the_metadata(engine: Engine) -> None:
