@@ -35,6 +35,7 @@ __all__ = ["LLM"]
 
 _OWN_FIELDS = frozenset({"model_path", "tp_info", "dtype"})
 """Of EngineConfig, those that LLM sets by itself."""
+_NOTHING = Chunk("", [], None, None, None)
 
 
 class LLM:
@@ -149,10 +150,14 @@ class LLM:
         :class:`UsageError` from the iterator if the LLM was shut down meanwhile.
         """
         (output,) = self._submit(self._prepare([prompt], params))
-        return self._stream(output)
+        chunks = self._stream(output)
+        next(chunks)  # up to its `try`: closing a generator that never began would not abort the request
+        return chunks
 
     def _stream(self, output: Output) -> Iterator[Chunk]:
+        """An empty chunk at once, which nobody is to see, then those of ``output``."""
         try:
+            yield _NOTHING
             while True:
                 self._refuse_after_shutdown()
                 chunk = output.take()

@@ -143,13 +143,16 @@ def test_streams_may_be_read_in_turns_and_beside_generate(llm: LLM, expected: Re
     assert [chunk.token_ids + tokens for chunk, tokens in zip(first, rest, strict=True)] == expected.continuations
 
 
-def test_case_55_closing_a_stream_frees_its_pages_at_once(llm: LLM, expected: Reference) -> None:
+@pytest.mark.parametrize("read", [0, 1])
+def test_case_55_closing_a_stream_frees_its_pages_at_once(llm: LLM, expected: Reference, read: int) -> None:
     stream = llm.stream(expected.prompts[2], SamplingParams(max_tokens=20, ignore_eos=True))
-    next(stream)
-    assert llm.scheduler.stats.running == 1
+    for _ in range(read):
+        next(stream)
+    assert llm.scheduler.stats.running == read
     stream.close()  # type: ignore[attr-defined]
     stats = llm.scheduler.stats
     assert stats.running == 0
+    assert not llm._live and not llm.scheduler.has_work
     assert stats.free_pages + stats.cached_pages == 512
 
 
