@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +118,7 @@ class CudaPlatform:
         self._stream = torch.cuda.Stream(self.device)
         self._side = torch.cuda.Stream(self.device)
         self._index = device_index
+        _OPEN.add(self)
 
     def activate(self) -> None:
         torch.cuda.set_device(self.device)
@@ -169,5 +171,11 @@ class CudaPlatform:
     def close(self) -> None:
         self.synchronize()
         torch.cuda.set_stream(torch.cuda.default_stream(self.device))
-        torch._C._cuda_clearCublasWorkspaces()  # one per stream that ever multiplied, and the stream was the engine's
+        _OPEN.discard(self)
+        if not _OPEN:  # the graphs of another engine go on to write to theirs
+            torch._C._cuda_clearCublasWorkspaces()  # one per stream that ever multiplied: the engines' streams
         torch.cuda.empty_cache()
+
+
+_OPEN: weakref.WeakSet[CudaPlatform] = weakref.WeakSet()
+"""Those of this process that are not closed."""
