@@ -36,6 +36,8 @@ UPLOAD_BYTES = 64
 """Of packed uploads for each token of a pass: four numbers, in three host buffers and on the device"""
 SLOT_BYTES = 8
 """Of the page table, on the device and mirrored on the host"""
+NUMBERED = 2**31
+"""Slots, and places of the page table, that an int32 can tell apart"""
 
 
 class Setting(NamedTuple):
@@ -99,6 +101,8 @@ def check_tables(config: EngineConfig, ctx: Context, page_size: int) -> None:
         return table + 4 * of[length.name] * of[rotary.name] + UPLOAD_BYTES * of[chunk.name]
 
     _check_fits(ctx, "page table, rotary table and buffers", (rows, chunk, page, rotary, length), needed)
+    width = -(-ctx.max_seq_len // page_size) * page_size
+    _check_numbered(rows, width, f"the page table gives each sequence {width} places")
 
 
 def check_pool(num_pages: int, ctx: Context, page_size: int, kv_heads: int, kv_dtype: torch.dtype) -> None:
@@ -112,6 +116,18 @@ def check_pool(num_pages: int, ctx: Context, page_size: int, kv_heads: int, kv_d
         return (of[pages.name] + 1) * page_bytes
 
     _check_fits(ctx, "KV pool", (page, pages), needed)
+    _check_numbered(pages, page_size, f"a page has {page_size} slots")
+
+
+def _check_numbered(many: Setting, size: int, each: str) -> None:
+    """Raise :class:`EngineError` where ``many`` of ``size``, and one more as a dummy, are too many for an int32."""
+    if (many.value + 1) * size > NUMBERED:
+        raise EngineError(
+            f"`{many.name}` is {many.value} and {each}: these cannot all be numbered, 2**31 at most can",
+            field=many.name,
+            value=many.value,
+            remedy=f"give at most {NUMBERED // size - 1}",
+        )
 
 
 def _check_fits(

@@ -161,6 +161,16 @@ def test_tables_that_fit_pass_and_a_long_context_is_told(caplog: pytest.LogCaptu
     assert "max_seq_len_override 5000 is beyond the 4096 tokens the model knows" in caplog.text
 
 
+def test_places_and_slots_beyond_int32_are_refused_however_large_the_memory() -> None:
+    ctx = context(10**6 * GB, max_position_embeddings=2**20)
+    check_tables(EngineConfig("model", max_running_req=2047), ctx, 16)
+    with pytest.raises(EngineError, match=r"`max_running_req` is 2048 and .* 1048576 places: .*; give at most 2047$"):
+        check_tables(EngineConfig("model", max_running_req=2048), ctx, 16)
+    check_pool(2**27 - 1, ctx, 16, 2, torch.float32)
+    with pytest.raises(EngineError, match=r"`num_page_override` is .* 16 slots: .*; give at most 134217727$"):
+        check_pool(2**27, ctx, 16, 2, torch.float32)
+
+
 def test_the_pool_blames_pages_or_their_size() -> None:
     check_pool(1000, context(GB), 16, 2, torch.float32)
     for pages, page_size, culprit in ((10**9, 16, "num_page_override"), (64, 10**9, "page_size")):
