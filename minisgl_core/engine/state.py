@@ -63,6 +63,8 @@ class DecodeState:
         """The decode batch: its Reqs' rows, then padding."""
         self.iota = torch.arange(max(rows, 2) + 1, dtype=torch.int32, device=device)
         self._upload = PackedUpload(platform, capacity=max(1 << 16, 4 * max_tokens + 16 * rows))
+        self._room = self._upload.capacity - (1 + PARAM_COLUMNS + 1 + 2) * rows
+        """Numbers of an upload that are left when all rows have parameters staged, and are resumed, with it."""
         self._slots: list[tuple[np.ndarray, np.ndarray]] = []
         self._params: dict[int, np.ndarray] = {}
         self._resume: dict[int, tuple[int, int]] = {}
@@ -147,7 +149,7 @@ class DecodeState:
             tokens = np.concatenate([req.tokens[req.cached_len : req.device_len] for req in batch.reqs])
         else:
             tokens = np.empty(0, dtype=np.int32)
-        self._check_room(tokens.size + 4 * len(rows))
+        self._check_room(tokens.size + 4 * len(rows) + 1)
         lens = [column.astype(np.int32) for column in (rows, cached, device - cached)]
         sent = PrefillInputs(*self._send([*lens, cu_q, tokens]))
         self._lengths_host[rows] = device
@@ -155,10 +157,9 @@ class DecodeState:
         return sent
 
     def _check_room(self, size: int) -> None:
-        room = self._upload.capacity - 8 * self.iota.numel()
-        if size > room:
+        if size > self._room:
             raise ConfigError(
-                f"a prefill pass of {size} numbers exceeds the upload buffer's {room}",
+                f"a prefill pass of {size} numbers exceeds the upload buffer's {self._room}",
                 field="max_prefill_tokens",
                 value=size,
                 remedy="cut the prompt into chunks or raise `max_prefill_tokens`",
@@ -202,7 +203,7 @@ class DecodeState:
         places = np.concatenate([places for places, _ in self._slots])
         slots = np.concatenate([slots for _, slots in self._slots])
         self._slots = []
-        while 2 * places.size + others + 8 * self.iota.numel() > self._upload.capacity:
+        while 2 * places.size + others > self._room:
             room = self._upload.capacity // 2
             sent = self._upload.send([places[:room], slots[:room]])
             self.page_table.view(-1).index_put_((sent[0],), sent[1])

@@ -116,6 +116,20 @@ def test_more_slots_than_the_buffer_holds_travel_in_pieces():
         assert torch.equal(state.page_table[row], torch.arange(row, 40_000 + row, dtype=torch.int32))
 
 
+def test_everything_at_once_fits_the_buffer():
+    rows, capacity = 100, 1 << 16
+    for left in range(-200, 60, 20):  # numbers of the buffer beside all the others; fewer than none: sent in pieces
+        state = make_state(rows, width=40_000)
+        slots = np.arange((capacity - 11 * rows - left) // 2, dtype=np.int32)
+        state.set_slots(0, 0, slots)
+        for row in range(rows):
+            state.set_params(row, SamplingParams(), seed=row)
+        state.upload_decode(Batch([req(row, 2, 1) for row in range(rows)], "decode", padded_size=rows))
+        assert np.array_equal(state.page_table[0, : len(slots)].numpy(), slots)
+        assert state.params[:rows, 4].tolist() == list(range(rows))
+        assert state.lengths[:rows].tolist() == [1] * rows
+
+
 def test_prefill_inputs_and_its_limit():
     state = make_state()
     sent = state.upload_prefill(Batch([req(2, 5, 1), req(0, 3, 0)], "prefill"))
