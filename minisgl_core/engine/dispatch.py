@@ -132,7 +132,7 @@ class AttentionDispatcher:
             max_kv,
             sent.cu_q.clone(),
             kv_lens,
-            lambda: self._page_ids(rows, kv_lens, max_kv, page_size),
+            lambda lens: self._page_ids(rows, lens, max_kv, page_size),
             page_size,
             state.page_table,
             rows,
@@ -168,19 +168,18 @@ class AttentionDispatcher:
         state, rows = self._state, batch.rows
         assert state is not None and rows is not None
         max_kv = self._max_seq_len if lens_host is None else max(lens_host)
-        view: DerivedView = DerivedView(
+        return DerivedView(
             None if lens_host is None else (1,) * batch.padded_size,
             lens_host,
             1,
             max_kv,
             state.iota[: batch.padded_size + 1],
             kv_lens,
-            lambda: self._page_ids(rows, view.kv_lens_device, max_kv, page_size),
+            lambda lens: self._page_ids(rows, lens, max_kv, page_size),
             page_size,
             state.page_table,
             rows,
         )
-        return view
 
     def view_in_pages(self, batch: Batch, page_size: int) -> BatchView:
         """An eager batch's view, its pages counted in another size; its other tensors are shared."""

@@ -11,19 +11,22 @@ from minisgl_core.plugin_api import BatchView
 
 __all__ = ["DerivedView"]
 
-Lazy = torch.Tensor | Callable[[], torch.Tensor]
+Lengths = torch.Tensor | Callable[[], torch.Tensor]
+Pages = torch.Tensor | Callable[[torch.Tensor], torch.Tensor]
+"""Of the lengths: a function that asked the view for them would hold it, and keep the device's memory."""
 
 
 class DerivedView(BatchView):
     """``kv_lens_device`` and ``page_ids_device`` may be given as functions, which are called once, at first use.
+    That of the page ids is given the lengths.
 
     In a captured step this happens inside the capture, whoever it is that asks.
     """
 
     __slots__ = ("_kv_lens", "_page_ids")
 
-    _kv_lens: Lazy
-    _page_ids: Lazy
+    _kv_lens: Lengths
+    _page_ids: Pages
 
     def __init__(
         self,
@@ -32,8 +35,8 @@ class DerivedView(BatchView):
         max_q: int,
         max_kv: int,
         cu_q_device: torch.Tensor,
-        kv_lens_device: Lazy,
-        page_ids_device: Lazy,
+        kv_lens_device: Lengths,
+        page_ids_device: Pages,
         page_size: int,
         page_table_device: torch.Tensor | None = None,
         table_idx_device: torch.Tensor | None = None,
@@ -52,16 +55,16 @@ class DerivedView(BatchView):
         return self._kv_lens
 
     @kv_lens_device.setter
-    def kv_lens_device(self, value: Lazy) -> None:
+    def kv_lens_device(self, value: Lengths) -> None:
         self._kv_lens = value
 
     @property
     def page_ids_device(self) -> torch.Tensor:
         """(B, P)"""
         if not isinstance(self._page_ids, torch.Tensor):
-            self._page_ids = self._page_ids()
+            self._page_ids = self._page_ids(self.kv_lens_device)
         return self._page_ids
 
     @page_ids_device.setter
-    def page_ids_device(self, value: Lazy) -> None:
+    def page_ids_device(self, value: Pages) -> None:
         self._page_ids = value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -32,9 +34,10 @@ def ints(*values: int) -> torch.Tensor:
 def test_functions_are_called_once_and_only_when_asked() -> None:
     calls: list[str] = []
 
-    def derive(name: str, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        def noted() -> torch.Tensor:
+    def derive(name: str, value: torch.Tensor) -> Callable[..., torch.Tensor]:
+        def noted(*given: torch.Tensor) -> torch.Tensor:
             calls.append(name)
+            assert [id(tensor) for tensor in given] == ([id(lens)] if name == "ids" else [])
             return value
 
         return noted
@@ -42,11 +45,12 @@ def test_functions_are_called_once_and_only_when_asked() -> None:
     lens, ids = ints(3, 1), ints(5, 6, 7, 8).view(2, 2)
     view = DerivedView((1, 1), (3, 1), 1, 3, ints(0, 1, 2), derive("lens", lens), derive("ids", ids), 2)
     assert calls == []
-    assert view.page_ids_device is ids
-    assert view.page_ids_device is ids
-    assert calls == ["ids"]
     assert view.kv_lens_device is lens
-    assert calls == ["ids", "lens"]
+    assert calls == ["lens"]
+    assert view.page_ids_device is ids
+    assert view.page_ids_device is ids
+    assert view.kv_lens_device is lens
+    assert calls == ["lens", "ids"]
     other = replace(view, kv_lens_host=(1, 1))
     assert (other.kv_lens_host, view.kv_lens_host) == ((1, 1), (3, 1))
     assert other.page_ids_device is ids
@@ -72,6 +76,25 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     built = Engine(config)
     yield built
     built.shutdown()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_view_that_nobody_asked_for_pages_is_gone_with_its_batch(
+    engine: Engine, phase: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = engine.attn_backend
+    idle: Any = type("Idle", (), {"prepare_metadata": lambda self, batch: None})()
+    monkeypatch.setitem(dispatcher.routes, phase, (replace(dispatcher.routes[phase][0], backend=idle),))
+    batch = Batch([Req(torch.zeros(3, dtype=torch.int32), 0, 2, 4, 0, SamplingParams())], phase)
+    gc.disable()
+    try:
+        dispatcher.prepare_metadata(batch)
+        assert batch.view is not None
+        lens = weakref.ref(batch.view.kv_lens_device)
+        batch.view = None
+        assert lens() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
