@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -89,11 +90,12 @@ class Runner:
 
     def close(self) -> None:
         """End all ranks and free the engine's memory. Calling it twice is harmless."""
-        # After a failure the others may be waiting for this rank in the middle of a step.
-        self._ranks.close(GRACE_S if self.usable else 0)
-        self.scheduler.close()
-        self.engine.shutdown()
-        self._restore_threads()
+        with ExitStack() as closing:  # each of these, whatever becomes of those before it
+            closing.callback(self._restore_threads)
+            closing.callback(self.engine.shutdown)
+            closing.callback(self.scheduler.close)
+            # After a failure the others may be waiting for this rank in the middle of a step.
+            self._ranks.close(GRACE_S if self.usable else 0)
 
     def _restore_threads(self) -> None:
         if self._threads:
