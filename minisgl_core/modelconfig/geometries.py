@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -35,6 +36,25 @@ def _qwen3(layers: int, hidden: int, intermediate: int, q_heads: int, tied: bool
     )
 
 
+_TINY: Final = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    vocab_size=512,
+    hidden_size=64,
+    num_layers=2,
+    num_q_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    intermediate_size=128,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(theta=1e6, rotary_dim=32),
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+    dtype="float32",
+    qk_norm=True,
+    windows=(None, None),
+)
+
 GEOMETRIES: Final[Mapping[str, ModelConfig]] = MappingProxyType(
     {
         "qwen3-0.6b": _qwen3(layers=28, hidden=1024, intermediate=3072, q_heads=16, tied=True),
@@ -61,41 +81,11 @@ GEOMETRIES: Final[Mapping[str, ModelConfig]] = MappingProxyType(
             ),
             eos_token_ids=(151645, 151643),
         ),
-        "tiny": ModelConfig(
-            architecture="Qwen3ForCausalLM",
-            model_type="qwen3",
-            vocab_size=512,
-            hidden_size=64,
-            num_layers=2,
-            num_q_heads=4,
-            num_kv_heads=2,
-            head_dim=32,
-            intermediate_size=128,
-            rms_norm_eps=1e-6,
-            rope=RopeConfig(theta=1e6, rotary_dim=32),
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            dtype="float32",
-            qk_norm=True,
-            windows=(None, None),
-        ),
-        "tiny-moe": ModelConfig(
+        "tiny": _TINY,
+        "tiny-moe": replace(
+            _TINY,
             architecture="Qwen3MoeForCausalLM",
             model_type="qwen3_moe",
-            vocab_size=512,
-            hidden_size=64,
-            num_layers=2,
-            num_q_heads=4,
-            num_kv_heads=2,
-            head_dim=32,
-            intermediate_size=128,
-            rms_norm_eps=1e-6,
-            rope=RopeConfig(theta=1e6, rotary_dim=32),
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            dtype="float32",
-            qk_norm=True,
-            windows=(None, None),
             moe=MoEConfig(num_experts=8, top_k=2, intermediate_size=64, norm_topk_prob=True, layers=(0, 1)),
         ),
         "llama3-8b": ModelConfig(
