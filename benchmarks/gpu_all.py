@@ -77,7 +77,7 @@ def measure_one(connection: Connection, job: Job, name: str, folder: str, until:
         for at, mode in enumerate(job.modes):
             workload = make_workload(mode, requests=job.requests)
             result = session.measure(
-                workload, job.runs, warm_up=workload.shortened(WARM_UP), until=share(until, len(job.modes) - at)
+                workload, job.runs, warm_up=workload.warm_up(WARM_UP), until=share(until, len(job.modes) - at)
             )
             connection.send(as_json(workload, name, result, session.plan, session.memory))
 

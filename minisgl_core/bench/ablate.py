@@ -129,7 +129,7 @@ class _Bench:
         with open_session(config, job.tp_size, self._ceilings) as session:
             self._ceilings = session.ceilings
             for workload in workloads:
-                result = session.measure(workload, job.runs, warm_up=workload.shortened(WARM_UP))
+                result = session.measure(workload, job.runs, warm_up=workload.warm_up(WARM_UP))
                 served = {"plan": plan.summary()} if variant == DEFAULT else {"changed": self._changed(plan)}
                 yield {"mode": workload.mode, **_figures(workload, result, session), **served}
 

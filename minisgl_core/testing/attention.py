@@ -13,7 +13,7 @@ from minisgl_core.registry.query import Need
 
 from .attention_batches import check_in_flight, check_in_turn, check_moved, lens_of_moved
 from .attention_bench import AttentionBench, Geometry, whose
-from .attention_replay import CAPTURE_ROWS, LONGEST, check_replays, check_replays_in_turn
+from .attention_replay import CAPTURE_ROWS, CROWD_ROWS, LONGEST, check_crowd, check_replays, check_replays_in_turn
 from .case import Case, Finding, box_of
 from .compare import close, expect, fresh, unchanged
 from .trial import check_growth
@@ -36,13 +36,13 @@ class AttentionCase(Case):
 
     ``check``: ``eager`` runs one batch; ``growth`` measures memory; ``in_flight`` prepares the next batch before the
     last one is waited for; in ``moved`` such batches have equal lengths, on other rows, pages and contents; ``in_turn``
-    uses three backends in turns. ``replay`` captures a decode step and replays it while lengths grow and shrink, and
-    ``replay_in_turn`` does so with three backends.
+    uses three backends in turns. ``replay`` captures a decode step and replays it while lengths grow and shrink,
+    ``replay_in_turn`` does so with three backends, and ``crowd`` with many rows.
     """
 
     imports = "from minisgl_core.plugin_api import LayerFacts"
 
-    check: Literal["eager", "growth", "in_flight", "moved", "in_turn", "replay", "replay_in_turn"] = "eager"
+    check: Literal["eager", "growth", "in_flight", "moved", "in_turn", "replay", "crowd", "replay_in_turn"] = "eager"
     phase: Phase = "decode"
     dtype: str = "float32"
     kv_dtype: str = ""
@@ -93,6 +93,8 @@ class AttentionCase(Case):
                 worst = check_in_turn(chain([first], pairs), self.phase, self.rows)
             case "replay":
                 worst = check_replays(bench, backend, host_plan=host_plan)
+            case "crowd":
+                worst = check_crowd(bench, backend, host_plan=host_plan)
             case "replay_in_turn":
                 worst = check_replays_in_turn(chain([first], pairs), host_plan=host_plan)
         rig.platform.synchronize()
@@ -110,16 +112,16 @@ class AttentionCase(Case):
         lens = lens_of_moved(self.rows) if self.check == "moved" else self.rows
         rows, longest = len(lens), max(total for _, total in lens)
         if self.is_replay:
-            rows, longest = CAPTURE_ROWS - 1, LONGEST
+            rows, longest = (CROWD_ROWS if self.check == "crowd" else CAPTURE_ROWS) - 1, LONGEST
         bench = AttentionBench(rig, geometry, rows, longest, self.seed + place)
-        backend = subject.build(bench.setup(max(sum(new for new, _ in self.rows), CAPTURE_ROWS)))
+        backend = subject.build(bench.setup(max(sum(new for new, _ in self.rows), rows + 1)))
         backend.bind_kv(bench.pool)
         return bench, backend
 
     @property
     def is_replay(self) -> bool:
         """Is a decode step captured?"""
-        return self.check in ("replay", "replay_in_turn")
+        return self.check in ("replay", "crowd", "replay_in_turn")
 
     def _geometry(self, finite_tail: bool) -> Geometry:
         return Geometry(

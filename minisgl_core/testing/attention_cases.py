@@ -10,6 +10,7 @@ from minisgl_core.plugin_api import AnyValue, Caps, LayerFacts, Phase
 from minisgl_core.registry.matching import kernel_page_size
 
 from .attention import AttentionCase
+from .attention_replay import CROWD_ROWS
 from .case import collect
 from .subject import names_of
 from .values import inside, outside, usual
@@ -148,6 +149,9 @@ def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool) -> Iterator[Attent
         base = replace(_base(box, "decode", dtype), check="replay", rows=((1, 1),))
         yield _named(base, "replay")
         yield _named(base, "replay_in_turn", check="replay_in_turn")
+        for ratio in dict.fromkeys((base.gqa_ratio, usual(box.gqa_ratios, 5, GQA_RATIOS) or base.gqa_ratio)):
+            name = f"replay,rows={CROWD_ROWS},gqa_ratio={ratio}"
+            yield _named(base, name, check="crowd", kv_heads=8, gqa_ratio=ratio)
         for page in inside(box.page_sizes, (1, 16, 64), quick):
             if page != base.page_size:
                 yield _named(base, f"replay,page_size={page}", page_size=page)

@@ -12,9 +12,19 @@ from .attention_bench import AttentionBench
 from .compare import close, unchanged
 from .trial import check_growth
 
-__all__ = ["CAPTURE_ROWS", "LONGEST", "CapturedStep", "check_replays", "check_replays_in_turn"]
+__all__ = [
+    "CAPTURE_ROWS",
+    "CROWD_ROWS",
+    "LONGEST",
+    "CapturedStep",
+    "check_crowd",
+    "check_replays",
+    "check_replays_in_turn",
+]
 
 CAPTURE_ROWS: Final = 4
+CROWD_ROWS: Final = 72
+"""So many that kernels which divide a few rows among all multiprocessors stop doing so."""
 LAST: Final = (16, 40, 3)
 REPLAYS: Final = ((5, 17, 33), (6, 18, 34), (90, 64, 65), (1, 2), LAST)
 """Lengths of the live rows at each replay, the new token included."""
@@ -34,15 +44,16 @@ class _Replay:
 
 
 class CapturedStep:
-    """One step of ``CAPTURE_ROWS`` rows of one backend, captured with dummy rows."""
+    """One step of one backend, of as many rows as the bench has and a dummy one, captured with dummy rows."""
 
     def __init__(self, bench: AttentionBench, backend: Any, *, host_plan: bool) -> None:
         self._bench, self._backend, self._host_plan = bench, backend, host_plan
         self._layers = range(len(bench.geometry.layers))
-        self._rows = torch.full((CAPTURE_ROWS,), bench.rows, dtype=torch.int64, device=bench.rig.device)
-        self._inputs = [bench.wide(CAPTURE_ROWS) for _ in self._layers]
+        self._size = bench.rows + 1
+        self._rows = torch.full((self._size,), bench.rows, dtype=torch.int64, device=bench.rig.device)
+        self._inputs = [bench.wide(self._size) for _ in self._layers]
         bench.fill([1] * bench.rows)
-        backend.init_capture_graph(bench.longest, (CAPTURE_ROWS,))
+        backend.init_capture_graph(bench.longest, (self._size,))
         self._batch = bench.captured(self._rows)
         backend.prepare_for_capture(self._batch)
         self._captured = bench.rig.capture(self._step, self._batch)
@@ -82,8 +93,8 @@ class CapturedStep:
             bench.write_inputs(wide, per_row, layer, rows)
         if self._host_plan:
             batch = bench.eager("decode", per_row, rows)
-            batch.padded_size = CAPTURE_ROWS
-            bench.derive(batch, self._rows, (*lens, *(1,) * (CAPTURE_ROWS - live)))
+            batch.padded_size = self._size
+            bench.derive(batch, self._rows, (*lens, *(1,) * (self._size - live)))
             self._backend.prepare_for_replay(batch)
 
     def judge(self, done: _Replay, what: str) -> float:
@@ -111,6 +122,18 @@ def check_replays(bench: AttentionBench, backend: Any, *, host_plan: bool) -> fl
         )
     if host_plan:
         check_growth(bench.rig, lambda: step.judge(step.start(LAST), "a replay after those"))
+    step.close()
+    return worst
+
+
+def check_crowd(bench: AttentionBench, backend: Any, *, host_plan: bool) -> float:
+    """Many rows at once, then half of them, then a few long ones."""
+    step = CapturedStep(bench, backend, host_plan=host_plan)
+    short = tuple(1 + row % bench.longest for row in range(bench.rows))
+    worst = max(
+        step.judge(step.start(lens), f"a replay of {len(lens)} rows")
+        for lens in (short, short[::-2], (bench.longest,) * 3, short)
+    )
     step.close()
     return worst
 

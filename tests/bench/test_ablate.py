@@ -63,6 +63,14 @@ def test_shorter_work_is_of_the_same_kind() -> None:
     assert prefill.shortened(4).facts() == {"requests": 16, "tokens_in": 16 * 1024, "tokens_out": 16}
 
 
+def test_a_warm_up_keeps_the_batch_sizes_and_what_hits_the_cache() -> None:
+    offline, prefill, shared = map(make_workload, ("offline", "prefill", "shared-prefix"))
+    warm = offline.warm_up(8)
+    assert [len(prompt) for prompt in warm.prompts] == [-(-len(prompt) // 8) for prompt in offline.prompts]
+    assert warm.outputs == offline.shortened(8).outputs
+    assert prefill.warm_up(8) == prefill.shortened(8) and shared.warm_up(8) == shared.shortened(8)
+
+
 def test_only_graphs_that_the_work_can_meet_are_recorded() -> None:
     config = EngineConfig("m")
     one = thrifty(config, [make_workload("latency")])

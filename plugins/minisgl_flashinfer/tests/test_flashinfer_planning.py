@@ -18,7 +18,7 @@ from minisgl_cpu_sim.fakes import inject
 from minisgl_flashinfer.attention import FlashInferAttention
 from minisgl_flashinfer.options import FlashInferOptions
 from minisgl_flashinfer.pages import flatten_pages
-from minisgl_flashinfer.sizes import decode_partials, use_tensor_cores, whole_grid, workspace_bytes
+from minisgl_flashinfer.sizes import decode_partials, use_tensor_cores, workspace_bytes
 
 MIB = 1 << 20
 
@@ -48,7 +48,6 @@ def test_the_workspace_holds_a_prefill_that_splits() -> None:
 def test_partial_results_of_a_captured_decode() -> None:
     assert decode_partials(1, 32, 8, 128) == 32 * 40 * 16 * 129 * 4  # the grid decides: 320 / 8 tiles
     assert decode_partials(256, 32, 8, 128) == 32 * (64 + 256) * 16 * 129 * 4  # the rows decide
-    assert [whole_grid(rows, 8) for rows in (39, 40)] == [False, True]
 
 
 @pytest.mark.parametrize("body", ["torch", "triton"])
@@ -214,6 +213,21 @@ def test_layers_alike_share_a_plan_and_a_window_nobody_outgrows_is_none(monkeypa
         (0.1, -1, True),
         (0.2, -1, True),
     ]
+
+
+@pytest.mark.parametrize(("rows", "own"), [(3, False), (256, True)])
+def test_graphs_of_many_rows_have_room_for_their_partial_results(
+    monkeypatch: pytest.MonkeyPatch, rows: int, own: bool
+) -> None:
+    """The fake, like the library, refuses a plan whose partial results do not fit."""
+    inject(monkeypatch, "flashinfer")
+    geometry = Geometry("float32", "float32", 16, 8, 40, 64, (LayerFacts(0.1),))
+    bench = AttentionBench(Rig("cpu"), geometry, rows, 20, 0)
+    backend = FlashInferAttention(_setup(q_heads=40, kv_heads=8, max_batch=rows), SMALL)
+    backend.init_capture_graph(20, (rows,))
+    assert (backend._graph_workspace is not backend._workspace) is own
+    backend.prepare_for_capture(bench.captured(torch.full((rows,), rows)))
+    backend.prepare_for_replay(bench.eager("decode", ((1, 20),) * rows))
 
 
 def test_a_captured_batch_cannot_be_planned(monkeypatch: pytest.MonkeyPatch) -> None:

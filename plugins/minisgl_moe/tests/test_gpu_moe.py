@@ -32,8 +32,10 @@ pytestmark = [
 ]
 Make = Callable[..., Any]
 TOOLS = Path(__file__).parents[3] / "tests" / "tools"
-SPREAD = 3e-2
-"""Largest error of half precision, in standard deviations of the right answer."""
+SPREAD, ROUNDING = 3e-2, 2**-8
+"""Largest error of half precision: in standard deviations of the right answer, and in shares of one value, which is
+itself rounded to 8 bits: of millions of values the largest are many deviations from zero.
+"""
 
 
 class TestFusedMoE(MoESuite):
@@ -66,10 +68,11 @@ def wide(layer: Make) -> Callable[[int], Any]:
 
 
 def close(out: torch.Tensor, expected: torch.Tensor) -> None:
-    bound = (1e-5 if out.dtype == torch.float32 else SPREAD) * float(expected.std())
-    worst = float((out.double() - expected).abs().max())
-    print(f"worst error {worst:.2e}, bound {bound:.2e}")
-    assert worst <= bound
+    spread, rounding = (1e-5, 0.0) if out.dtype == torch.float32 else (SPREAD, ROUNDING)
+    beyond = float(((out.double() - expected).abs() - rounding * expected.abs()).max())
+    bound = spread * float(expected.std())
+    print(f"worst error beyond one rounding {beyond:.2e}, bound {bound:.2e}")
+    assert beyond <= bound
 
 
 def run(made: Any, tokens: int, ids: torch.Tensor | None = None) -> None:

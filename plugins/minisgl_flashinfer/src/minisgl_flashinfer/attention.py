@@ -18,7 +18,7 @@ import torch
 from .options import FlashInferOptions
 from .pages import flatten_pages
 from .planned import CapturedDecode, EagerDecode, EagerPrefill, HostPages, Planned
-from .sizes import decode_partials, use_tensor_cores, whole_grid, workspace_bytes
+from .sizes import decode_partials, use_tensor_cores, workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +116,10 @@ class FlashInferAttention:
         self._pages = torch.zeros(rows * width, dtype=torch.int32, device=device)
         self._last_page_len = torch.zeros(rows, dtype=torch.int32, device=device)
         self._graph_plans = [torch.zeros(_GRAPH_PLAN_BYTES, dtype=torch.uint8, device=device) for _ in self._kinds]
+        s = self._setup
+        size = decode_partials(rows, s.q_heads, s.kv_heads, s.head_dim) if self._tensor_cores else 0
+        too_small = size > self._workspace.numel()
+        self._graph_workspace = self._workspace.new_zeros(size) if too_small else self._workspace
 
     def prepare_for_capture(self, batch: BatchLike) -> None:
         """Plan for rows of one page, which the capture's dummy rows are. Modes of one size share their wrappers."""
@@ -133,7 +137,7 @@ class FlashInferAttention:
     def _captured(self, facts: LayerFacts, plan_buffer: torch.Tensor, rows: int) -> CapturedDecode:
         s = self._setup
         wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(
-            self._workspace,
+            self._graph_workspace,
             s.kv_layout,
             use_cuda_graph=True,
             use_tensor_cores=self._tensor_cores,
@@ -141,10 +145,8 @@ class FlashInferAttention:
             paged_kv_indices_buffer=self._pages,
             paged_kv_last_page_len_buffer=self._last_page_len[:rows],
         )
-        wrapper.reset_workspace_buffer(self._workspace, plan_buffer)
-        fits = decode_partials(rows, s.q_heads, s.kv_heads, s.head_dim) <= self._workspace.numel()
-        split = fits and not whole_grid(rows, s.kv_heads)
-        return CapturedDecode(s, facts, wrapper, self._library.fast_decode_plan, self._pages, split)
+        wrapper.reset_workspace_buffer(self._graph_workspace, plan_buffer)
+        return CapturedDecode(s, facts, wrapper, self._library.fast_decode_plan, self._pages)
 
     def prepare_for_replay(self, batch: BatchLike) -> None:
         """Divide this batch's work anew."""
@@ -158,7 +160,7 @@ class FlashInferAttention:
         self._graph_plans, self._caches = [], []
         self._prefills, self._decodes = iter(()), iter(())
         self._workspace = self._workspace.new_empty(0)
-        self._indptr = self._pages = self._last_page_len = self._workspace
+        self._indptr = self._pages = self._last_page_len = self._graph_workspace = self._workspace
 
 
 def _effective(facts: LayerFacts, max_seq_len: int) -> LayerFacts:

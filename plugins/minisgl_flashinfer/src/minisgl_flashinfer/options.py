@@ -19,4 +19,5 @@ class FlashInferOptions(BaseModel):
     prefill_backend: Literal["auto", "fa2", "fa3"] = "auto"
     """FlashInfer's kernel for prefill; its own choice on Hopper is fa3."""
     workspace_mib: int | None = Field(default=None, ge=16, le=4096)
-    """Device memory for partial results; None = as much as the largest split prefill needs, at least 128."""
+    """Device memory for partial results; None = as much as the largest split prefill needs, at least 128.
+    Graphs of tensor-core decode take memory of their own where their rows need more."""

@@ -92,7 +92,11 @@ class EagerDecode(Planned):
 
 
 class CapturedDecode(Planned):
-    """One query per row, over fixed buffers that the captured step fills itself. The host only divides the work."""
+    """One query per row, over fixed buffers that the captured step fills itself. The host only divides the work.
+
+    Keys may always be split: with ``disable_split_kv`` a tensor-core plan of a graph says nothing about the tiles past
+    the last row, and the kernel would take their rows from whatever the staging memory held.
+    """
 
     def __init__(
         self,
@@ -101,11 +105,9 @@ class CapturedDecode(Planned):
         wrapper: Any,
         fast_plan: Callable[..., None],
         pages: torch.Tensor,
-        split: bool,
     ) -> None:
         super().__init__(setup, facts, wrapper)
         self._fast_plan, self._pages = fast_plan, pages
-        self._arguments["disable_split_kv"] = not split
 
     def plan(self, host: HostPages) -> None:
         """Before the capture: also loads the kernels and fixes the grid."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CUDA_CORE_RATIOS", "decode_partials", "use_tensor_cores", "whole_grid", "workspace_bytes"]
+__all__ = ["CUDA_CORE_RATIOS", "decode_partials", "use_tensor_cores", "workspace_bytes"]
 
 CUDA_CORE_RATIOS: Final = (1, 2, 3, 4, 6, 8)
 """Query heads per kv head that the CUDA-core decode kernel is compiled for."""
@@ -40,13 +40,8 @@ def workspace_bytes(q_heads: int, kv_heads: int, head_dim: int, mib: int | None)
 
 
 def decode_partials(rows: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
-    """Bytes that a captured tensor-core decode of ``rows`` rows sets aside if it may split keys."""
+    """Bytes that a captured tensor-core decode of ``rows`` rows sets aside, whether it splits any keys or not."""
     packed = q_heads // kv_heads
     tile = 16 if packed <= 16 else 64 if packed <= 64 else 128
     tiles = max(-(-_CTAS // kv_heads), -(-rows * packed // tile) + rows)
     return q_heads * tiles * tile * (head_dim + 1) * 4
-
-
-def whole_grid(rows: int, kv_heads: int) -> bool:
-    """Do that many rows fill the device without splitting keys?"""
-    return rows * kv_heads >= _CTAS

@@ -20,6 +20,8 @@ __all__ = [
 ]
 
 _CUDA_CORE_RATIOS: Final = (1, 2, 3, 4, 6, 8)
+_CTAS: Final = 2 * 132
+"""Blocks that its planner aims at on an H200: two on each multiprocessor."""
 _UNUSED_RUN: Final[dict[str, object]] = dict.fromkeys(
     ("q_scale", "k_scale", "v_scale", "sinks", "skip_softmax_threshold_scale_factor", "kv_cache_sf")
 )
@@ -103,7 +105,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
         refuse_unless_default(
             "decode plan()", {**unused, "window_right": 0, "fixed_split_size": None, "q_len_per_req": 1}, locals()
         )
-        self._check_ratio(num_qo_heads, num_kv_heads)
+        self._check_geometry(len(last_page_len), num_qo_heads, num_kv_heads, head_dim, disable_split_kv)
         self._check_pages(indptr, indices, last_page_len, page_size)
         self._pages = _placed(
             self._pages if self._use_cuda_graph else None, indptr, indices, last_page_len, self.device
@@ -113,10 +115,17 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
         dtypes = {"q_data_type": q_data_type, "kv_data_type": kv_data_type, "logits_soft_cap": logits_soft_cap}
         self._keep(num_qo_heads, num_kv_heads, head_dim, page_size, **facts, **dtypes)
 
-    def _check_ratio(self, q_heads: int, kv_heads: int) -> None:
+    def _check_geometry(self, rows: int, q_heads: int, kv_heads: int, head_dim: int, disable_split_kv: bool) -> None:
         ratio = q_heads // kv_heads
-        fits = self._use_tensor_cores or ratio in _CUDA_CORE_RATIOS
-        require(fits, f"the CUDA-core kernel has no group size {ratio}; use_tensor_cores=True has")
+        if not self._use_tensor_cores:
+            fits = ratio in _CUDA_CORE_RATIOS
+            require(fits, f"the CUDA-core kernel has no group size {ratio}; use_tensor_cores=True has")
+        elif self._use_cuda_graph:
+            require(not disable_split_kv, "a graph's tiles past the last row have no mask with disable_split_kv")
+            tile = 16 if ratio <= 16 else 64 if ratio <= 64 else 128
+            tiles = max(_CTAS // kv_heads, -(-rows * ratio // tile) + rows - 1)
+            size, there = q_heads * tiles * tile * (head_dim + 1) * 4, self._float_workspace_buffer.numel()
+            require(size <= there, f"partial results of {rows} rows need {size} bytes of workspace, there are {there}")
 
     def run(
         self,
@@ -179,7 +188,7 @@ def fast_decode_plan(
     rows = len(self._pages[2])
     require(len(last_page_len) == rows, f"{len(last_page_len)} rows for a wrapper of {rows}")
     require(len(indices) <= len(self._pages[1]), "more pages than the fixed buffer holds")
-    self._check_ratio(num_qo_heads, num_kv_heads)
+    self._check_geometry(rows, num_qo_heads, num_kv_heads, head_dim, disable_split_kv)
     self._write_plan(torch.arange(rows + 1, dtype=torch.int32), host)
     facts = {"pos_encoding_mode": pos_encoding_mode, "window_left": window_left, "sm_scale": sm_scale}
     dtypes = {"q_data_type": q_data_type or "float16", "kv_data_type": kv_data_type, "logits_soft_cap": logits_soft_cap}
