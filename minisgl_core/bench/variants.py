@@ -25,6 +25,8 @@ class Variant:
     mode: str | None = None
     """The work that shows it, where the work that was asked for would not."""
     needs_experts: bool = False
+    repeats: bool = False
+    """The default once more: how far figures differ where nothing does."""
 
     def applied_to(self, config: EngineConfig) -> EngineConfig:
         """The config of its engine."""
@@ -50,10 +52,12 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     Variant("kv triton", backends={"kv": "cuda/triton"}),
     Variant("kv torch", backends={"kv": "torch"}),
     Variant("ops composed", backends={"ops": "composed"}),
-    Variant("linear plain", backends={"linear": "plain"}),
-    Variant("moe loop", backends={"moe": "torch"}, needs_experts=True),
+    Variant("linear plain", backends={"linear": "plain"}, mode="latency"),  # products of few rows: small batches
+    # a loop over the experts that were chosen cannot be recorded: its row is to be read beside "graphs off"
+    Variant("moe loop (no graphs)", {"cuda_graph_max_bs": 0}, {"moe": "torch"}, needs_experts=True),
     *(Variant(f"chunk {tokens}", {"max_prefill_tokens": tokens}) for tokens in (2048, 8192, 16384)),
     *(Variant(f"page {size}", {"page_size": size}) for size in (1, 16, 64, 256)),
+    Variant("default again", repeats=True),
 )
 """Names are ``what value``; two backends of attention are prefill's and decode's."""
 

@@ -24,7 +24,7 @@ def test_every_optimisation_has_its_rows() -> None:
     names = [variant.name for variant in VARIANTS]
     assert len(set(names)) == len(names) and DEFAULT.name not in names
     assert {name.split()[0] for name in names} == {
-        "overlap", "graphs", "prefix-cache", "attention", "kv", "ops", "linear", "moe", "chunk", "page",
+        "overlap", "graphs", "prefix-cache", "attention", "kv", "ops", "linear", "moe", "chunk", "page", "default",
     }  # fmt: skip
     pairs = {
         tuple(v.backends["attention"][phase] for phase in ("prefill", "decode"))
@@ -103,14 +103,25 @@ def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert cache["relative"] == pytest.approx(cache["rate"] / base) and cache["changed"] == {}
     assert found["page 16", "offline"]["changed"]["page_size"] == "16" and found["overlap off", "offline"]["rate"] > 0
     assert "cuda" in found["attention fa", "offline"]["error"]
-    assert found["moe loop", "offline"]["note"] == "the model has no experts"
+    assert found["moe loop (no graphs)", "offline"]["note"] == "the model has no experts"
     assert found["chunk 8192", "offline"]["note"] == "the default is the same"
-    unmeasured = [found[name, "offline"] for name in ("attention fa", "moe loop", "chunk 8192")]
+    unmeasured = [found[name, "offline"] for name in ("attention fa", "moe loop (no graphs)", "chunk 8192")]
     assert all(row["relative"] is None and "rate" not in row for row in unmeasured)
     assert printed["workloads"]["offline"]["requests"] == 2
     drawn = ET.fromstring(plot.read_text())
     labels = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert "prefix-cache off (shared-prefix)" in labels and "attention fa" not in labels
+
+
+def test_the_default_again_and_a_loop_over_experts_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = ("--geometry", "tiny-moe", "--num-page-override", "9000", "--requests", "2", "--short")
+    assert main(["bench", "offline", *tiny, "--ablate", "--rows", "moe,default", "--json"]) == 0
+    rows = {row["variant"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert list(rows) == ["default", "moe loop (no graphs)", "default again"]
+    assert all(row["rate"] > 0 for row in rows.values()) and rows["default again"]["changed"] == {}
+    assert rows["moe loop (no graphs)"]["changed"] == {"moe": "torch@minisgl-cpu-sim"}
+    (loop,) = choose_variants(["moe"])
+    assert loop.applied_to(EngineConfig("m")).cuda_graph_max_bs == 0  # elsewhere graphs would refuse it
 
 
 def test_a_default_that_cannot_be_measured_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
