@@ -169,6 +169,9 @@ class RadixCache:
             if node.children or node.refs:
                 break
             taken.append(self._cut_tail(node, len(node.pages)))
+        if taken:  # eviction, which takes nodes off its queue, may never come
+            self._queue = [entry for entry in self._queue if entry[2].parent is not None]
+            heapq.heapify(self._queue)
         return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
 
     def _cut_tail(self, leaf: _Node, num_pages: int) -> np.ndarray:

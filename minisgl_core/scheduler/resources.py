@@ -138,6 +138,22 @@ class Resources:
         self._state.extend_slots(rows, held * size, counts * size, page_slots(pages, size))
         self._held[rows] = held + counts
 
+    def reclaim(self, rows: np.ndarray) -> bool:
+        """Take back the pages that ``rows`` claimed ahead and have no tokens for; was there any?
+
+        No pass may be in flight: what one may touch is then below the lengths. Entries of the page table past a row's
+        length go on to name these slots; nothing looks there before the row is given others.
+        """
+        table, held = self.table, self._held[rows]
+        tokens = np.maximum(table.device_len[rows], table.num_tokens[rows])  # of a prompt computed in part: all of it
+        needed = np.minimum(-(-tokens // self.manager.page_size), held)
+        unused = held - needed
+        if not unused.any():
+            return False
+        self.manager.allocator.free(self._pages[np.repeat(rows, unused), run_places(needed, unused)])
+        self._held[rows] = needed
+        return True
+
     def quiet_passes(self, rows: np.ndarray) -> int:
         """Decode passes that can be launched before one of ``rows`` needs slots or reaches its last token."""
         table = self.table
@@ -155,7 +171,7 @@ class Resources:
             with_kv = min(req.cached_len, req.num_tokens)  # a dropped token has KV but no id
             self.manager.cache_req(req.tokens[:with_kv], self.pages(req), state.handle)
         self.free_rows.append(req.table_idx)
-        req.extra = None
+        req.extra = req.cache_handle = None  # who still has the Req, as the last of its row, keeps no prefix with it
 
     def check(self, reqs: Collection[Req]) -> None:
         """Raise :class:`IntegrityError` unless rows and pages are all accounted for by ``reqs`` and the free ones."""

@@ -23,6 +23,7 @@ from .messages import Abort, ClearCache, FinishReason, Message, NewReq, TokenOut
 from .prefill import PrefillQueue
 from .records import EngineLike, Flight, ForwardOutputLike, PendingReq, ReqState
 from .resources import Resources
+from .stops import StopIds
 
 if TYPE_CHECKING:
     from minisgl_core.engine import TokenLogprobs
@@ -65,7 +66,8 @@ class Scheduler:
     ) -> None:
         """``match_len``: the ``kv`` role's. ``eos_token_ids``: further ones, beside those of the model's config."""
         config, size = engine.config, engine.page_size
-        eos_token_ids |= engine.eos_token_ids
+        # A tokenizer may have more ids than the model.
+        eos_token_ids = frozenset(token for token in eos_token_ids | engine.eos_token_ids if token < engine.vocab_size)
         self.limits = Limits(engine.max_seq_len, engine.num_pages * size, engine.vocab_size)
         cache = RadixCache(size, match_len) if config.cache == "radix" else NaiveCache()
         self._resources = Resources(
@@ -92,10 +94,7 @@ class Scheduler:
         """Reqs whose next token is sampled with the help of their previous one on the host."""
         self._prefill_run = 0
         self._preemptions = 0
-        self._maybe_stop = np.zeros(engine.vocab_size + 1, dtype=bool)
-        """Token ids that may end some Req; the last entry is that of -1, NaN logits."""
-        self._maybe_stop[-1] = True
-        self._expect_stop_ids(eos_token_ids)
+        self._stops = StopIds(engine.vocab_size)
 
     @property
     def has_work(self) -> bool:
@@ -116,8 +115,11 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Raise :class:`~minisgl_core.kvcache.IntegrityError` unless every row and page is accounted for once."""
+        """Raise :class:`~minisgl_core.kvcache.IntegrityError` unless every row and page is accounted for once, and
+        nothing is kept of requests that have ended.
+        """
         self._resources.check(self._reqs.values())
+        self._stops.check(req.extra.stop_ids for req in self._reqs.values())
 
     def clear_cache(self) -> None:
         """Forget all prefixes that no running Req uses."""
@@ -151,14 +153,8 @@ class Scheduler:
         tokens = np.array(new.input_ids, dtype=np.int32)
         output_len = self.limits.output_len(len(tokens), new.params)
         pending = PendingReq(new.uid, tokens, len(tokens), output_len, new.params)
-        self._expect_stop_ids(new.params.stop_token_ids)
         self._pending[new.uid] = pending
         self._prefill.add(pending)
-
-    def _expect_stop_ids(self, stop_ids: Iterable[int]) -> None:
-        for token in stop_ids:
-            if token < self.limits.vocab_size:  # a tokenizer may have more ids than the model
-                self._maybe_stop[token] = True
 
     def _cancel(self, uid: int, reason: FinishReason) -> None:
         if (pending := self._pending.pop(uid, None)) is not None:
@@ -219,6 +215,7 @@ class Scheduler:
     def _admitted(self, pending: PendingReq, req: Req) -> None:
         del self._pending[pending.uid]
         self._reqs[req.uid] = req
+        self._stops.add(req.extra.stop_ids)
         self._waits_for_host += req.sampling_params.edits_logits
 
     def _launch_decode(self) -> Flight | None:
@@ -236,9 +233,14 @@ class Scheduler:
                 return True
             if self._flight is not None:
                 self._drain()  # some of its Reqs may end here; and none is preempted with a token under way
-            else:
+            elif not self._resources.reclaim(self._admitted_rows()):
                 self._preempt(self._prefill.partial or self._decode.running[-1])
         return False
+
+    def _admitted_rows(self) -> np.ndarray:
+        """(admitted,) int64: the running Reqs', oldest first, and that of a prompt computed in part."""
+        partial = [] if self._prefill.partial is None else [self._prefill.partial.table_idx]
+        return np.append(self._decode.rows, np.array(partial, dtype=np.int64))
 
     def _forward(self, batch: Batch) -> ForwardOutputLike:
         return self._engine.forward_batch(batch, self._engine.sampler.prepare(batch))
@@ -274,7 +276,7 @@ class Scheduler:
     def _special_rows(self, flight: Flight, tokens: np.ndarray) -> np.ndarray:
         """(B,) bool: of these a token may be the last one, or none."""
         rows, table = flight.rows, self._resources.table
-        special: np.ndarray = self._maybe_stop[tokens]
+        special = self._stops.among(tokens)
         if self._zombies:
             special |= self._ended[rows]
         if not flight.plain:
@@ -332,6 +334,7 @@ class Scheduler:
             self._decode.remove(req)
 
     def _release(self, req: Req) -> None:
+        self._stops.remove(req.extra.stop_ids)
         self._resources.release(req)
         del self._reqs[req.uid]
         self._waits_for_host -= req.sampling_params.edits_logits

@@ -85,3 +85,38 @@ def test_when_all_requests_end_for_want_of_pages_the_next_one_starts(overlap: bo
         found = serve(scheduler, [*both, new(2, prompt_of(60, seed=2), max_tokens=5)])
         assert [found[uid].tokens for uid in range(2)] == answers
         assert len(found[2].tokens) == 5
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_unused_claims_are_taken_back_before_a_request_is_preempted(page_size: int, overlap: bool) -> None:
+    """The first claims slots for 73 tokens of 100 while it is alone and ends at its 48th; the second uses 47."""
+    vocab, prompts = 5000, [prompt_of(8, seed) for seed in range(2)]
+    first = expected_tokens(prompts[0], 40, vocab)
+    engine = StubEngine(num_pages=100 // page_size, page_size=page_size, vocab_size=vocab)
+    scheduler = Scheduler(engine)
+    params = SamplingParams(max_tokens=80, stop_token_ids=first[-1:])
+    scheduler.apply([NewReq(0, np.array(prompts[0], dtype=np.int32), params)])
+    began = [out.token for _ in range(3) for out in scheduler.step()]
+    answers = serve(scheduler, [new(1, prompts[1], max_tokens=40)])
+    assert began + answers[0].tokens == first
+    assert answers[1].tokens == expected_tokens(prompts[1], 40, vocab)
+    assert scheduler.stats.preemptions == 0
+    both = [{uid for uid, _, _ in rows} for phase, rows in engine.seen if phase == "decode"].count({0, 1})
+    assert both >= 36, "they ran together to the end of the first"
+
+
+def test_what_a_prompt_in_part_claimed_beyond_its_tokens_is_taken_back(overlap: bool) -> None:
+    """One token of a prompt of 200 is computed at a time, with 216 pages claimed; 79 are left for the running one, which
+    needs three more before the prompt is done.
+    """
+    vocab, prompts = 5000, [prompt_of(8, 0), prompt_of(200, 1)]
+    engine = StubEngine(num_pages=295, vocab_size=vocab, max_seq_len=400, max_prefill_tokens=1)
+    scheduler = Scheduler(engine)
+    scheduler.apply([new(0, prompts[0], max_tokens=75)])
+    began: list[int | None] = []
+    while len(began) < 52:
+        began += [out.token for out in scheduler.step()]
+    answers = serve(scheduler, [new(1, prompts[1], max_tokens=20)])
+    assert began + answers[0].tokens == expected_tokens(prompts[0], 75, vocab)
+    assert answers[1].tokens == expected_tokens(prompts[1], 20, vocab)
+    assert scheduler.stats.preemptions == 0
