@@ -106,8 +106,8 @@ def test_unused_claims_are_taken_back_before_a_request_is_preempted(page_size: i
 
 
 def test_what_a_prompt_in_part_claimed_beyond_its_tokens_is_taken_back(overlap: bool) -> None:
-    """One token of a prompt of 200 is computed at a time, with 216 pages claimed; 79 are left for the running one, which
-    needs three more before the prompt is done.
+    """One token of a prompt of 200 is computed at a time, with 216 pages claimed; 79 are left for the running one,
+    which needs three more before the prompt is done.
     """
     vocab, prompts = 5000, [prompt_of(8, 0), prompt_of(200, 1)]
     engine = StubEngine(num_pages=295, vocab_size=vocab, max_seq_len=400, max_prefill_tokens=1)

@@ -24,8 +24,8 @@ VOCAB, PAGES, ROWS, WAVE, WAVES = 4000, 160, 8, 40, 50
 
 
 def wave(number: int) -> list[Message]:
-    """Requests of every kind: each stops at ids of its own and shares a prefix with some; the 5th of each ten is refused
-    for its length, the 6th aborted, the 7th fails; there are more than the pool can hold at once.
+    """Requests of every kind: each stops at ids of its own and shares a prefix with some; of each ten one is refused for
+    its length, one aborted, one fails; there are more than the pool can hold at once.
     """
     messages: list[Message] = []
     for uid in range(number * WAVE, (number + 1) * WAVE):
@@ -84,7 +84,7 @@ def test_nothing_grows_with_the_requests_served(overlap: bool, cache: str) -> No
 
 
 def test_nothing_is_kept_of_requests_that_failed(overlap: bool) -> None:
-    """In a pool so large that nothing is ever evicted: what failed leaves the prefix cache, and all that refers to it."""
+    """In a pool so large that nothing is evicted: what failed leaves the prefix cache, and all that refers to it."""
     scheduler = Scheduler(StubEngine(num_pages=4000, vocab_size=VOCAB, nan_at=lambda req, position: req.uid > 0))
     serve(scheduler, [NewReq(0, np.arange(20, dtype=np.int32), SamplingParams(max_tokens=3))])
     before = holdings(scheduler)
