@@ -56,6 +56,7 @@ class FusedMoE:
         )
         folders = () if options is None else options.folders
         self._table = load_table(self._geometry, (*folders, SHIPPED))
+        self._tilings: dict[int, Tiling] = {}
         self._most = max(1, min(setup.max_tokens, MOST_TOKENS))
         pairs = self._most * setup.top_k
         kind = {"dtype": setup.dtype, "device": setup.device}
@@ -90,12 +91,23 @@ class FusedMoE:
         x = x if x.stride(-1) == 1 else x.contiguous()
         ids, scale = topk_ids.contiguous(), topk_weights.contiguous()
         out = x.new_empty(x.shape)
-        for first in range(0, x.shape[0], self._most):
+        if 0 < len(x) <= self._most:
+            self._run(out, x, ids, scale, weights)
+            return out
+        for first in range(0, len(x), self._most):
             part = slice(first, first + self._most)
-            tiling = tiling_at(self._geometry, len(ids[part]), self._table)
-            run = self._run_grouped if tiling.grouped else self._run_pairs
-            run(out[part], x[part], ids[part], scale[part], weights, tiling)
+            self._run(out[part], x[part], ids[part], scale[part], weights)
         return out
+
+    def _run(
+        self, out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, weights: FusedWeights
+    ) -> None:
+        tokens = x.shape[0]
+        tiling = self._tilings.get(tokens)
+        if tiling is None:
+            tiling = self._tilings[tokens] = tiling_at(self._geometry, tokens, self._table)
+        run = self._run_grouped if tiling.grouped else self._run_pairs
+        run(out, x, ids, scale, weights, tiling)
 
     def _run_grouped(
         self,
@@ -106,8 +118,7 @@ class FusedMoE:
         weights: FusedWeights,
         tiling: Tiling,
     ) -> None:
-        inner, rows = self._inner[: ids.numel()], self._rows[: ids.numel()]
-        slots, experts, total, counts = self._aligned
+        inner, rows, (slots, experts, total, counts) = self._inner, self._rows, self._aligned
         align(slots, experts, total, counts, ids, self._experts, tiling.up.block_m)
         up_grouped(inner, x, weights.w13, slots, experts, total, self._top_k, tiling.up)
         down_grouped(rows, inner, weights.w2, scale, slots, experts, total, tiling.down)
@@ -122,9 +133,8 @@ class FusedMoE:
         weights: FusedWeights,
         tiling: Tiling,
     ) -> None:
-        inner = self._inner[: ids.numel()]
-        up_pairs(inner, x, weights.w13, ids, tiling.up)
-        down_pairs(out, inner, weights.w2, scale, ids, tiling.down)
+        up_pairs(self._inner, x, weights.w13, ids, tiling.up)
+        down_pairs(out, self._inner, weights.w2, scale, ids, tiling.down)
 
     def close(self) -> None:
         """Free the workspace."""

@@ -7,6 +7,7 @@ counts a chunk of the pairs by expert, then each places its own chunk. Of a sing
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ..kernels import DEVICES, library
+from ..launch import Form, Kernel, parts, power_of_two
 
 __all__ = ["MOST_BLOCK_M", "Alignment", "align", "block_bound"]
 
@@ -49,7 +51,7 @@ class Alignment(NamedTuple):
 
         rows = block_bound(pairs, experts, MOST_BLOCK_M) * MOST_BLOCK_M
         blocks = block_bound(pairs, experts, 16)
-        return cls(ints(rows), ints(blocks), ints(1), ints(_MOST_CHUNKS * triton.next_power_of_2(experts)))
+        return cls(ints(rows), ints(blocks), ints(1), ints(_MOST_CHUNKS * power_of_two(experts)))
 
 
 @triton.jit
@@ -133,6 +135,39 @@ def _place_kernel(
         tl.store(experts_ptr + block, tl.sum(passed, axis=1), mask=block < bound)
 
 
+_COUNT, _PLACE = Kernel(_count_kernel), Kernel(_place_kernel)
+
+
+class _Cut(NamedTuple):
+    """How the kernels share so many pairs."""
+
+    steps: int
+    chunks: int
+    bound: int
+    """Most blocks"""
+    programs: int
+    counting: Form
+    placing: Form
+
+
+@lru_cache(maxsize=1024)
+def _cut(pairs: int, num_experts: int, block_m: int, most_chunks: int) -> _Cut:
+    lanes = power_of_two(num_experts)
+    step = max(16, min(128, 16384 // lanes, power_of_two(pairs)))
+    steps = parts(pairs, step * most_chunks)
+    chunks = parts(pairs, step * steps)
+    bound = block_bound(pairs, num_experts, block_m)
+    warps = 16 if step * lanes > 8192 else 8  # registers for a (step, lanes) matrix
+    return _Cut(
+        steps,
+        chunks,
+        bound,
+        chunks + 1 + parts(bound, _BLOCKS),
+        _COUNT.form((lanes, step), warps=8),
+        _PLACE.form((int(chunks == 1), lanes, step, _COUNT_ROWS, _BLOCKS), warps=warps),
+    )
+
+
 def _align(
     slots: torch.Tensor,
     experts: torch.Tensor,
@@ -143,33 +178,11 @@ def _align(
     block_m: int,
 ) -> None:
     pairs = ids.numel()
-    lanes = triton.next_power_of_2(num_experts)
-    step = max(16, min(128, 16384 // lanes, triton.next_power_of_2(pairs)))
-    steps = triton.cdiv(pairs, step * _MOST_CHUNKS)
-    chunks = triton.cdiv(pairs, step * steps)
+    steps, chunks, bound, programs, counting, placing = _cut(pairs, num_experts, block_m, _MOST_CHUNKS)
     if chunks > 1:
-        _count_kernel[(chunks,)](ids, counts, pairs, steps, num_experts, LANES=lanes, STEP=step, num_warps=8)
-    warps = 16 if step * lanes > 8192 else 8  # registers for a (step, lanes) matrix
-    bound = block_bound(pairs, num_experts, block_m)
-    _place_kernel[(chunks + 1 + triton.cdiv(bound, _BLOCKS),)](
-        ids,
-        slots,
-        experts,
-        total,
-        counts,
-        pairs,
-        steps,
-        chunks,
-        bound,
-        num_experts,
-        block_m,
-        ONE_CHUNK=chunks == 1,
-        LANES=lanes,
-        STEP=step,
-        ROWS=_COUNT_ROWS,
-        BLOCKS=_BLOCKS,
-        num_warps=warps,
-    )
+        counting.launch((chunks, 1), (ids, counts), (pairs, steps, num_experts))
+    numbers = (pairs, steps, chunks, bound, num_experts, block_m)
+    placing.launch((programs, 1), (ids, slots, experts, total, counts), numbers)
 
 
 align = library.register(

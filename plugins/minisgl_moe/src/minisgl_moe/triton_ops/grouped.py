@@ -2,18 +2,20 @@
 
 Shapes: T tokens, k experts per token, N = T * k pairs, E experts, I expert width, H hidden width. Row indices become
 64-bit before they are multiplied by a stride. Padding rows are neither read nor written.
+Of a tensor (N.., ...) the first N rows count: one workspace serves calls of all sizes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..kernels import DEVICES, library
+from ..launch import Form, Kernel, parts, power_of_two
 from ..tiles import Tile
 from .align import block_bound
 
@@ -81,14 +83,14 @@ def _product(
 
 @triton.jit(do_not_specialize=["pairs", "top_k"])
 def _grouped_kernel(
+    w,
     out_ptr,
     a_ptr,
-    a_stride,
-    w,
     scale_ptr,
     slots_ptr,
     experts_ptr,
     total_ptr,
+    a_stride,
     pairs,
     top_k,
     GATED: tl.constexpr,
@@ -123,47 +125,18 @@ def _grouped_kernel(
     tl.store(at, value.to(out_ptr.dtype.element_ty), mask=live[:, None] & (columns[None, :] < WIDTH))
 
 
-def _launch(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    w: torch.Tensor,
-    scale: torch.Tensor,
-    slots: torch.Tensor,
-    experts: torch.Tensor,
-    total: torch.Tensor,
-    top_k: int,
-    tile: Tile,
-    gated: bool,
-) -> None:
-    pairs, (num_experts, rows, depth) = out.shape[0], w.shape
-    weights: Any = w
-    if tile.tma:
-        weights = TensorDescriptor.from_tensor(w.view(num_experts * rows, depth), [tile.block_n, tile.block_k])
-    grid = block_bound(pairs, num_experts, tile.block_m) * triton.cdiv(rows, tile.block_n)
-    _grouped_kernel[(grid,)](
-        out,
-        a,
-        a.stride(0),
-        weights,
-        scale,
-        slots,
-        experts,
-        total,
-        pairs,
-        top_k,
-        GATED=gated,
-        ROWS=rows,
-        DEPTH=depth,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        GROUP_M=tile.group_m,
-        SWAP=tile.swap == 1,
-        TMA=tile.tma == 1,
-        WIDEN=not w.is_cuda,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+_GROUPED = Kernel(_grouped_kernel)
+
+
+@lru_cache(maxsize=1024)
+def _product_form(
+    pairs: int, num_experts: int, rows: int, depth: int, tile: Tile, gated: bool, widen: bool
+) -> tuple[int, Form]:
+    """With how many programs such a product takes at most."""
+    m, n, k, group_m, warps, stages, swap, tma = tile
+    constants = (int(gated), rows, depth, m, n, k, group_m, swap, tma, int(widen))
+    form = _GROUPED.form(constants, warps=warps, stages=stages, block=(n, k) if tma else None)
+    return block_bound(pairs, num_experts, m) * parts(rows, n), form
 
 
 def _up_grouped(
@@ -174,9 +147,11 @@ def _up_grouped(
     experts: torch.Tensor,
     total: torch.Tensor,
     top_k: int,
-    tile: list[int],
+    tile: Sequence[int],
 ) -> None:
-    _launch(out, x, w13, out, slots, experts, total, top_k, Tile(*tile), gated=True)
+    pairs = x.shape[0] * top_k
+    programs, form = _product_form(pairs, *w13.shape, Tile(*tile), True, not w13.is_cuda)
+    form.launch((programs, 1), (w13, out, x, out, slots, experts, total), (pairs, top_k), x.stride(0))
 
 
 def _down_grouped(
@@ -187,9 +162,11 @@ def _down_grouped(
     slots: torch.Tensor,
     experts: torch.Tensor,
     total: torch.Tensor,
-    tile: list[int],
+    tile: Sequence[int],
 ) -> None:
-    _launch(out, inner, w2, scale, slots, experts, total, 1, Tile(*tile), gated=False)
+    pairs = scale.numel()
+    programs, form = _product_form(pairs, *w2.shape, Tile(*tile), False, not w2.is_cuda)
+    form.launch((programs, 1), (w2, out, inner, scale, slots, experts, total), (pairs, 1), inner.stride(0))
 
 
 @triton.jit(do_not_specialize=["num_experts"])
@@ -207,26 +184,34 @@ def _sum_kernel(
     tl.store(out_ptr + token * WIDTH + columns, total.to(out_ptr.dtype.element_ty), mask=columns < WIDTH)
 
 
+_SUM = Kernel(_sum_kernel)
+
+
+@lru_cache(maxsize=64)
+def _sum_form(top_k: int, width: int) -> tuple[int, Form]:
+    """With how many programs share a token."""
+    block = min(1024, power_of_two(width))
+    return parts(width, block), _SUM.form((top_k, width, block), warps=4)
+
+
 def _sum_pairs(out: torch.Tensor, pairs: torch.Tensor, ids: torch.Tensor, num_experts: int) -> None:
     tokens, width = out.shape
-    block = min(1024, triton.next_power_of_2(width))
-    _sum_kernel[(tokens, triton.cdiv(width, block))](
-        out, pairs, ids, num_experts, TOP_K=ids.shape[1], WIDTH=width, BLOCK=block, num_warps=4
-    )
+    programs, form = _sum_form(ids.shape[1], width)
+    form.launch((tokens, programs), (out, pairs, ids), (num_experts,))
 
 
 _ALIGNED = "Tensor slots, Tensor experts, Tensor total"
 up_grouped = library.register(
     f"up_grouped(Tensor(a!) out, Tensor x, Tensor w13, {_ALIGNED}, int top_k, int[] tile) -> ()", _up_grouped, DEVICES
 )
-"""x (T, H), w13 (E, 2I, H) interleaved -> out (N, I) = silu(gate) * up"""
+"""x (T, H), w13 (E, 2I, H) interleaved -> out (N.., I) = silu(gate) * up"""
 down_grouped = library.register(
     f"down_grouped(Tensor(a!) out, Tensor inner, Tensor w2, Tensor scale, {_ALIGNED}, int[] tile) -> ()",
     _down_grouped,
     DEVICES,
 )
-"""inner (N, I), w2 (E, H, I), scale N float32 -> out (N, H), each row times its scale"""
+"""inner (N.., I), w2 (E, H, I), scale N float32 -> out (N.., H), each row times its scale"""
 sum_pairs = library.register(
     "sum_pairs(Tensor(a!) out, Tensor pairs, Tensor ids, int num_experts) -> ()", _sum_pairs, DEVICES
 )
-"""pairs (N, H) -> out (T, H): each token's k rows added in order, in float32, those of padding left out"""
+"""pairs (N.., H) -> out (T, H): each token's k rows added in order, in float32, those of padding left out"""

@@ -2,15 +2,20 @@
 
 As few tokens rarely share an expert, this reads hardly more than it must, and keeps the loads of several matrices in
 flight. Shapes: T tokens, k experts per token, N = T * k pairs, E experts, I expert width, H hidden width.
+Of a tensor (N.., ...) the first N rows count: one workspace serves calls of all sizes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
 from ..kernels import DEVICES, library
+from ..launch import Form, Kernel, parts
 from ..tiles import Tile
 
 __all__ = ["down_pairs", "up_pairs"]
@@ -20,9 +25,9 @@ __all__ = ["down_pairs", "up_pairs"]
 def _up_kernel(
     out_ptr,
     x_ptr,
-    x_stride,
     w_ptr,
     ids_ptr,
+    x_stride,
     num_experts,
     top_k,
     ROWS: tl.constexpr,
@@ -86,51 +91,49 @@ def _down_kernel(
     tl.store(out_ptr + token * ROWS + rows, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=rows < ROWS)
 
 
-def _up_pairs(out: torch.Tensor, x: torch.Tensor, w13: torch.Tensor, ids: torch.Tensor, tile: list[int]) -> None:
-    cut, (experts, rows, depth) = Tile(*tile), w13.shape
-    _up_kernel[(ids.numel(), triton.cdiv(rows, cut.block_n))](
-        out,
-        x,
-        x.stride(0),
-        w13,
-        ids,
-        experts,
-        ids.shape[1],
-        ROWS=rows,
-        DEPTH=depth,
-        BLOCK_N=cut.block_n,
-        BLOCK_K=cut.block_k,
-        num_warps=cut.warps,
-    )
+_UP, _DOWN = Kernel(_up_kernel), Kernel(_down_kernel)
+
+
+@lru_cache(maxsize=256)
+def _up_form(rows: int, depth: int, tile: Tile) -> tuple[int, Form]:
+    """With how many programs share a pair."""
+    form = _UP.form((rows, depth, tile.block_n, tile.block_k), warps=tile.warps)
+    return parts(rows, tile.block_n), form
+
+
+@lru_cache(maxsize=256)
+def _down_form(top_k: int, rows: int, depth: int, tile: Tile) -> tuple[int, Form]:
+    """With how many programs share a token."""
+    form = _DOWN.form((top_k, rows, depth, tile.block_n, tile.block_k), warps=tile.warps)
+    return parts(rows, tile.block_n), form
+
+
+def _up_pairs(out: torch.Tensor, x: torch.Tensor, w13: torch.Tensor, ids: torch.Tensor, tile: Sequence[int]) -> None:
+    (experts, rows, depth), (tokens, top_k) = w13.shape, ids.shape
+    programs, form = _up_form(rows, depth, Tile(*tile))
+    form.launch((tokens * top_k, programs), (out, x, w13, ids), (experts, top_k), x.stride(0))
 
 
 def _down_pairs(
-    out: torch.Tensor, inner: torch.Tensor, w2: torch.Tensor, scale: torch.Tensor, ids: torch.Tensor, tile: list[int]
+    out: torch.Tensor,
+    inner: torch.Tensor,
+    w2: torch.Tensor,
+    scale: torch.Tensor,
+    ids: torch.Tensor,
+    tile: Sequence[int],
 ) -> None:
-    cut, (experts, rows, depth) = Tile(*tile), w2.shape
-    _down_kernel[(ids.shape[0], triton.cdiv(rows, cut.block_n))](
-        out,
-        inner,
-        w2,
-        scale,
-        ids,
-        experts,
-        TOP_K=ids.shape[1],
-        ROWS=rows,
-        DEPTH=depth,
-        BLOCK_N=cut.block_n,
-        BLOCK_K=cut.block_k,
-        num_warps=cut.warps,
-    )
+    (experts, rows, depth), (tokens, top_k) = w2.shape, ids.shape
+    programs, form = _down_form(top_k, rows, depth, Tile(*tile))
+    form.launch((tokens, programs), (out, inner, w2, scale, ids), (experts,))
 
 
 up_pairs = library.register(
     "up_pairs(Tensor(a!) out, Tensor x, Tensor w13, Tensor ids, int[] tile) -> ()", _up_pairs, DEVICES
 )
-"""x (T, H), w13 (E, 2I, H) interleaved, ids (T, k) int32 -> out (N, I) = silu(gate) * up; padding pairs stay"""
+"""x (T, H), w13 (E, 2I, H) interleaved, ids (T, k) int32 -> out (N.., I) = silu(gate) * up; padding pairs stay"""
 down_pairs = library.register(
     "down_pairs(Tensor(a!) out, Tensor inner, Tensor w2, Tensor scale, Tensor ids, int[] tile) -> ()",
     _down_pairs,
     DEVICES,
 )
-"""inner (N, I), w2 (E, H, I), scale (T, k) float32, ids (T, k) int32 -> out (T, H)"""
+"""inner (N.., I), w2 (E, H, I), scale (T, k) float32, ids (T, k) int32 -> out (T, H)"""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from ..kernels import DEVICES, library
+from ..launch import Form, Kernel, power_of_two
 
 __all__ = ["route"]
 
@@ -56,23 +59,20 @@ def _route_kernel(
     tl.store(weights_ptr + at, weights, mask=choices < TOP_K)
 
 
+_KERNEL = Kernel(_route_kernel)
+
+
+@lru_cache(maxsize=64)
+def _form(experts: int, top_k: int, renormalize: bool) -> Form:
+    lanes = power_of_two(experts)
+    constants = (experts, top_k, int(renormalize), lanes, power_of_two(top_k))
+    return _KERNEL.form(constants, warps=max(1, min(8, lanes // 256)))
+
+
 def _route(ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor, renormalize: bool) -> None:
     (tokens, top_k), experts = ids.shape, logits.shape[1]
-    if not tokens:
-        return
-    lanes = triton.next_power_of_2(experts)
-    _route_kernel[(tokens,)](
-        ids,
-        weights,
-        logits,
-        logits.stride(0),
-        EXPERTS=experts,
-        TOP_K=top_k,
-        RENORMALIZE=renormalize,
-        LANES=lanes,
-        CHOICES=triton.next_power_of_2(top_k),
-        num_warps=max(1, min(8, lanes // 256)),
-    )
+    if tokens:
+        _form(experts, top_k, renormalize).launch((tokens, 1), (ids, weights, logits), (), logits.stride(0))
 
 
 route = library.register(
