@@ -1,17 +1,21 @@
 """The host's own time per eager prefill pass, on a machine without a GPU.
 
-    python benchmarks/host_prefill.py
+    python benchmarks/host_prefill.py             # dense layers
+    python benchmarks/host_prefill.py --experts   # layers of experts
 
 Engine, model, minisgl-cuda and minisgl-fa are real, down to the packed struct that goes into each launch; behind it
 stands a library that launches nothing, and FlashAttention 3 is a function that returns at once. Matrices are tiny, so
 that what the framework does around a product is all that is left of it. The sum is what the host has to do before a
 device can have the last kernel of a pass, except for the driver's part and FlashAttention's own C++.
 
-Needs a C compiler, minisgl-cuda, minisgl-fa and triton.
+With ``--experts`` minisgl-moe is real too, and so is Triton, on a driver that launches nothing; its first run compiles.
+
+Needs a C compiler, minisgl-cuda, minisgl-fa and triton; with ``--experts`` minisgl-moe.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -19,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,16 +31,19 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from free_triton import free_triton
 
 import minisgl_cuda.launch
 import minisgl_cuda.plugin
 import minisgl_fa.plugin
+import minisgl_moe.plugin
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.planning import make_plan
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import BackendSpec
 from minisgl_cpu_sim.fakes import flash_attn_interface
+from minisgl_moe.tiles import Geometry, Tile, Tiling, dump_table
 
 LAYERS, FEW_LAYERS = 28, 4
 """Of Qwen3-0.6B; and so few that the difference shows what one costs."""
@@ -59,11 +66,33 @@ GEOMETRY = {
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+TILE = Tile(16, 64, 64, swap=1, tma=1)
+"""As measured on an H200 for as many tokens."""
 NO_LAUNCHES = """
 int minisgl_cuda_launch(const void* launch) { return launch == 0; }
 int minisgl_cuda_find(const char* name, const void** kernel) { *kernel = name; return 0; }
 const char* minisgl_cuda_error(int code) { return code ? "no launch" : "success"; }
 """
+
+
+@contextmanager
+def free_experts(folder: Path) -> Iterator[None]:
+    """While it lasts, moe:fused takes a CPU for a Hopper GPU with measured tiles; Triton launches into nothing."""
+    from minisgl_moe import executor
+
+    free_triton(folder)
+    geometry = Geometry(90, "float32", 128, 8, 32, 32)
+    (folder / geometry.file_name).write_text(dump_table({1: Tiling(True, TILE, TILE)}))
+    with patch.object(executor, "architecture", lambda device: 90), patch.object(executor, "SHIPPED", folder):
+        yield
 
 
 @contextmanager
@@ -105,6 +134,8 @@ def gpu_plan(plan: dict[str, Any]) -> dict[str, Any]:
         "attention": next(spec for spec in minisgl_fa.plugin.minisgl_attention_backends() if spec.variant == "fa3"),
         "kv": next(spec for spec in cuda.minisgl_kv_kernels() if spec.variant == "cpp"),
         "linear": next(iter(cuda.minisgl_linears())),
+        "moe": next(iter(minisgl_moe.plugin.minisgl_moe_executors())),
+        "route": next(iter(minisgl_moe.plugin.minisgl_layer_ops())),
         **dict.fromkeys(compiled.caps[0].ops, compiled),
     }
     for bucket in buckets:
@@ -124,9 +155,9 @@ def _as_chosen(spec: BackendSpec) -> dict[str, Any]:
     }
 
 
-def build_engine(folder: Path, layers: int) -> Engine:
+def build_engine(folder: Path, geometry: dict[str, Any], layers: int) -> Engine:
     """An engine of so many layers; kernels must be free already."""
-    (folder / "config.json").write_text(json.dumps({**GEOMETRY, "num_hidden_layers": layers}))
+    (folder / "config.json").write_text(json.dumps({**geometry, "num_hidden_layers": layers}))
     config: dict[str, Any] = {
         "model_path": str(folder),
         "device": "cpu",
@@ -160,10 +191,18 @@ def microseconds(engines: Iterable[Engine]) -> list[float]:
 
 def main() -> None:
     """Build, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experts", action="store_true", help="every layer has 128 experts, 8 of them for each token")
+    sparse = parser.parse_args().experts
+    geometry = {**GEOMETRY, **EXPERTS} if sparse else GEOMETRY
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # buffers that no kernel fills hold anything, and products of such numbers are slow
-    with tempfile.TemporaryDirectory() as folder, free_kernels(Path(folder)):
-        engines = [build_engine(Path(folder), layers) for layers in (LAYERS, FEW_LAYERS)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if sparse:
+            stack.enter_context(free_experts(folder))
+        stack.enter_context(free_kernels(folder))
+        engines = [build_engine(folder, geometry, layers) for layers in (LAYERS, FEW_LAYERS)]
         whole, few = microseconds(engines)
         for engine in engines:
             engine.shutdown()
