@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,14 @@ import torch
 
 pytest.importorskip("triton", reason="cuda_decode needs triton")
 
-from minisgl_core.plugin_api import AttentionSetup, BatchView, LayerFacts
+from pydantic import ValidationError
+
+from minisgl_core.plugin_api import AttentionSetup, BatchView, CannotRun, LayerFacts, OneOf
+from minisgl_core.testing import Rig, Subject, cases_of
+from minisgl_cpu_sim.fakes import on_cpu
 from minisgl_cuda.attention import CudaDecodeAttention
 from minisgl_cuda.options import DecodeOptions
+from minisgl_cuda.plugin import minisgl_attention_backends
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -77,12 +83,17 @@ def reference(pool: Pool, q: torch.Tensor, view: BatchView, facts: LayerFacts) -
     return out
 
 
+def setup_of(
+    facts: LayerFacts, heads: tuple[int, int], dim: int, rows: int, size: int = 16, sm: int = 90,
+    dtype: torch.dtype = torch.bfloat16,
+) -> AttentionSetup:  # fmt: skip
+    platform: Any = SimpleNamespace(sm=sm)
+    return AttentionSetup(DEVICE, dtype, dtype, "NHD", size, *heads, dim, (facts,), rows, 64, 8192, 2, platform)
+
+
 def backend(pool: Pool, q: torch.Tensor, facts: LayerFacts, options: DecodeOptions | None = None) -> Any:
-    kv_heads = pool.caches[0].shape[2]
-    setup = AttentionSetup(
-        DEVICE, q.dtype, q.dtype, "NHD", pool.page_size, q.shape[1], kv_heads, q.shape[2], (facts,), len(q), 64, 8192,
-        2, SimpleNamespace(),  # type: ignore[arg-type]
-    )  # fmt: skip
+    heads = q.shape[1], pool.caches[0].shape[2]
+    setup = setup_of(facts, heads, q.shape[2], len(q), pool.page_size, dtype=q.dtype)
     # The interpreter runs one program after the other: few of them are enough there.
     found = CudaDecodeAttention(setup, options or (DecodeOptions() if ON_GPU else DecodeOptions(programs=8)))
     found.bind_kv(pool)
@@ -118,19 +129,115 @@ def test_case_2_head_dims(dim: int) -> None:
     check([33, 1, 130], 16, (8, 1) if dim == 256 else (3, 3), dim, torch.float32)
 
 
-def test_window_and_softcap() -> None:
-    for window in (1, 8, 64, 500):
-        check([1, 9, 100], 16, (2, 1), 64, torch.float32, window=window)
-    check([1, 9, 100], 16, (2, 1), 64, torch.float32, softcap=2.0)
+FORMS = pytest.mark.parametrize("launches", [1, 2])
 
 
-@pytest.mark.parametrize("splits", [1, 2, 64] if ON_GPU else [1, 16])
-def test_any_number_of_splits_gives_the_same(splits: Any) -> None:
+def run(pool: Pool, q: torch.Tensor, view: BatchView, facts: LayerFacts, ours: Any) -> torch.Tensor:
+    """Our answer, proved right; what it leaves behind, too. Nothing that an earlier launch left is of use to it."""
+    ours._scratch.fill_(torch.nan)
+    out: torch.Tensor = ours.forward(q, q, q, 0, SimpleNamespace(view=view))
+    torch.testing.assert_close(out.double().cpu(), reference(pool, q, view, facts), atol=2e-6, rtol=2e-6)
+    assert ours._arrived.abs().sum() == 0
+    return out
+
+
+@FORMS
+@pytest.mark.parametrize(
+    "more", [{"window": 1}, {"window": 8}, {"window": 64}, {"window": 500}, {"softcap": 2.0}], ids=str
+)
+def test_window_and_softcap(launches: Any, more: dict[str, Any]) -> None:
+    pool, q, view = make_case([1, 9, 100], 16, 2, 1, 64, torch.float32)
+    facts = LayerFacts(0.125, **more)
+    options = DecodeOptions(splits=4, block_tokens=16, launches=launches)
+    run(pool, q, view, facts, backend(pool, q, facts, options))
+
+
+@FORMS
+@pytest.mark.parametrize("splits", [1, 2, 64] if ON_GPU else [1, 2, 16])
+def test_any_number_of_splits_gives_the_same(splits: Any, launches: Any) -> None:
+    """Of 16 parts, rows have 1, 4, 5 and 13; the others are empty."""
     pool, q, view = make_case([1, 63, 65, 200], 16, 2, 1, 64, torch.float32)
     facts = LayerFacts(0.125)
-    ours = backend(pool, q, facts, DecodeOptions(splits=splits, block_tokens=16))
-    out = ours.forward(q, q, q, 0, SimpleNamespace(view=view))
-    torch.testing.assert_close(out.double().cpu(), reference(pool, q, view, facts), atol=2e-6, rtol=2e-6)
+    run(pool, q, view, facts, backend(pool, q, facts, DecodeOptions(splits=splits, block_tokens=16, launches=launches)))
+
+
+@FORMS
+@pytest.mark.parametrize(("heads", "dim", "splits"), [((5, 1), 80, 8), ((6, 3), 256, 8), ((33, 1), 256, 4)])
+def test_more_parts_than_are_joined_at_once(heads: tuple[int, int], dim: int, splits: Any, launches: Any) -> None:
+    """Odd groups, padded dimensions, and heads so many that parts are joined one after the other."""
+    pool, q, view = make_case([130, 20], 16, *heads, dim, torch.float32)
+    facts = LayerFacts(dim**-0.5)
+    run(pool, q, view, facts, backend(pool, q, facts, DecodeOptions(splits=splits, block_tokens=16, launches=launches)))
+
+
+def test_one_launch_can_be_replayed_while_lengths_change() -> None:
+    pool, q, view = make_case([150, 100], 16, 4, 2, 64, torch.float32)
+    facts = LayerFacts(0.125)
+    ours = backend(pool, q, facts, DecodeOptions(splits=8, block_tokens=16, launches=1))
+    first = run(pool, q, view, facts, ours)
+    for lengths in ([1, 100], [16, 17], [150, 1], [150, 100]):
+        view.kv_lens_device.copy_(torch.tensor(lengths))
+        last = run(pool, q, view, facts, ours)
+    assert torch.equal(first, last)
+
+
+def test_who_comes_last_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the order varies by itself; the interpreter goes forwards, so it is made to go backwards too."""
+    pool, q, view = make_case([150, 100, 3], 16, 4, 2, 64, torch.float32)
+    facts = LayerFacts(0.125)
+    ours = backend(pool, q, facts, DecodeOptions(splits=8, block_tokens=16, launches=1))
+    forwards = run(pool, q, view, facts, ours)
+    if not ON_GPU:
+        from triton.runtime.interpreter import interpreter_builder as builder
+
+        place, seen = builder.set_grid_idx, []
+
+        def backwards(x: int, y: int, z: int) -> None:
+            seen.append(builder.grid_dim[2] - 1 - z)
+            place(x, y, seen[-1])
+
+        monkeypatch.setattr(builder, "set_grid_idx", backwards)
+        assert torch.equal(run(pool, q, view, facts, ours), forwards)
+        assert seen[:8] == [7, 6, 5, 4, 3, 2, 1, 0]
+    for _ in range(200 if ON_GPU else 0):
+        assert torch.equal(ours.forward(q, q, q, 0, SimpleNamespace(view=view)), forwards)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "launches"),
+    [
+        # rows:            1  2  4  8 16 33 64 256
+        ((16, 8), 128, (1, 1, 1, 1, 1, 1, 1, 1)),
+        ((32, 8), 128, (1, 1, 1, 1, 1, 1, 1, 1)),
+        ((40, 8), 128, (2, 1, 1, 1, 1, 1, 1, 1)),
+        ((32, 4), 128, (2, 2, 1, 1, 1, 1, 1, 1)),
+        ((64, 4), 128, (2, 2, 2, 1, 1, 1, 1, 1)),
+        ((8, 1), 256, (2, 2, 2, 2, 2, 1, 1, 1)),
+    ],
+)
+def test_parts_are_joined_inside_where_there_are_few(
+    heads: tuple[int, int], dim: int, launches: tuple[int, ...]
+) -> None:
+    ours = CudaDecodeAttention(setup_of(LayerFacts(0.1), heads, dim, 4))
+    assert tuple(1 if ours.joins_inside(rows) else 2 for rows in (1, 2, 4, 8, 16, 33, 64, 256)) == launches
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+def test_the_way_to_join_can_be_named(launches: Any) -> None:
+    ours = CudaDecodeAttention(setup_of(LayerFacts(0.1), (64, 4), 128, 4), DecodeOptions(launches=launches))
+    assert {ours.joins_inside(rows) for rows in range(1, 257)} == {launches == 1}
+
+
+@pytest.mark.parametrize("bad", [{"launches": 3}, {"warps": 3}, {"stages": 0}, {"splits": 3}, {"lanes": 1}])
+def test_options_out_of_range_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(bad))):
+        DecodeOptions(**bad)
+
+
+def test_dependent_launches_are_refused_where_the_gpu_has_none() -> None:
+    setup = setup_of(LayerFacts(0.1), (16, 8), 128, 4, sm=89)
+    with pytest.raises(CannotRun, match=r"dependent_launch: wanted .*9\.0.*supported 8\.9.*leave it out"):
+        CudaDecodeAttention(setup, DecodeOptions(dependent_launch=True))
 
 
 @pytest.mark.parametrize("size", [1, 16])
@@ -147,11 +254,17 @@ def test_slots_come_from_the_engines_page_table(size: int) -> None:
     torch.testing.assert_close(out.double().cpu(), reference(pool, q, view, facts), atol=2e-6, rtol=2e-6)
 
 
-def test_lengths_that_change_on_the_device_are_followed() -> None:
-    pool, q, view = make_case([150, 100], 16, 2, 1, 64, torch.float32)
-    facts = LayerFacts(0.125)
-    ours = backend(pool, q, facts)
-    for lengths in ([150, 100], [17, 99], [1, 1]):
-        view.kv_lens_device.copy_(torch.tensor(lengths))
-        out = ours.forward(q, q, q, 0, SimpleNamespace(view=view))
-        torch.testing.assert_close(out.double().cpu(), reference(pool, q, view, facts), atol=2e-6, rtol=2e-6)
+KIT_CASES = ("layers", "in_flight", "replay", "replay,window=20")
+
+
+@pytest.mark.skipif(ON_GPU, reason="there the kit is run whole, for the backend as it is")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # rows are poisoned while captured
+def test_one_launch_passes_the_conformance_kit() -> None:
+    """The cases with several batches and with replays, in one box of the caps; the others take minutes interpreted."""
+    spec = on_cpu(minisgl_attention_backends()[0])
+    box = replace(spec.caps[0], head_dims=OneOf(64), gqa_ratios=OneOf(2), page_sizes=OneOf(16))
+    rig = Rig("cpu")
+    subject = Subject(replace(spec, caps=(box,)), options={"launches": 1, "programs": 8})
+    cases = {case.name: case for case in cases_of(subject, rig, quick=True)}
+    for name in KIT_CASES:
+        cases[f"decode/float32/{name}"].conform(subject, rig)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl_core.plugin_api import CannotRun, Reason
+
 from .options import DecodeOptions
-from .triton_ops.decode import decode_attention
+from .triton_ops.decode import DEPENDENT_LAUNCH, decode_attention
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import AttentionSetup, BatchLike, KVPool
@@ -16,6 +18,10 @@ __all__ = ["CudaDecodeAttention"]
 
 NO_WINDOW = 2**30
 MAX_SPLITS = 64
+JOINED_BYTES = 64 * 1024
+"""Partial results that one program may read to join them. One multiprocessor reads about that much from the L2 cache in
+the time that a second launch would take; beyond it, a kernel that spreads the work over the chip is faster.
+"""
 
 
 class CudaDecodeAttention:
@@ -24,9 +30,14 @@ class CudaDecodeAttention:
     def __init__(self, setup: AttentionSetup, options: DecodeOptions | None = None) -> None:
         self._s = setup
         chosen = options or DecodeOptions()
-        self._splits, self._block_t, self._programs = chosen.splits, chosen.block_tokens, chosen.programs
+        self._splits, self._programs, self._launches = chosen.splits, chosen.programs, chosen.launches
+        self._block_t, self._warps, self._stages = chosen.block_tokens, chosen.warps, chosen.stages
+        self._dependent = chosen.dependent_launch
+        if self._dependent and not (DEPENDENT_LAUNCH and setup.platform.sm >= 90):
+            raise _no_dependent_launch(setup.platform.sm)
         self._pool: KVPool | None = None
         self._scratch = torch.empty(self._scratch_size(), dtype=torch.float32, device=setup.device)
+        self._arrived = torch.zeros(setup.max_batch * setup.kv_heads, dtype=torch.int32, device=setup.device)
 
     def _scratch_size(self) -> int:
         s = self._s
@@ -41,6 +52,14 @@ class CudaDecodeAttention:
         while splits < MAX_SPLITS and rows * self._s.kv_heads * splits * 2 <= self._programs:
             splits *= 2
         return splits
+
+    def joins_inside(self, rows: int) -> bool:
+        """Are a row's parts joined by the program that ends last, in one launch?"""
+        if self._launches is not None:
+            return self._launches == 1
+        splits = self.splits_for(rows)
+        group = self._s.q_heads // self._s.kv_heads
+        return splits == 1 or splits * group * self._s.head_dim * self._scratch.element_size() <= JOINED_BYTES
 
     def bind_kv(self, pool: KVPool) -> None:
         """The pool is allocated."""
@@ -57,7 +76,7 @@ class CudaDecodeAttention:
     ) -> torch.Tensor:
         """q (B, H, D) -> new (B, H, D)."""
         assert self._pool is not None
-        facts, view = self._s.layers[layer_id], batch.view
+        facts, view, rows = self._s.layers[layer_id], batch.view, q.shape[0]
         out = q.new_empty(q.shape)
         decode_attention(
             out,
@@ -67,11 +86,15 @@ class CudaDecodeAttention:
             *view.slot_table(),
             view.kv_lens_device,
             self._scratch,
+            self._arrived if self.joins_inside(rows) else None,
             facts.scale,
             facts.window or NO_WINDOW,
             facts.softcap or 0.0,
-            self.splits_for(q.shape[0]),
+            self.splits_for(rows),
             self._block_t,
+            self._warps,
+            self._stages,
+            self._dependent,
         )
         return out
 
@@ -87,4 +110,16 @@ class CudaDecodeAttention:
     def close(self) -> None:
         """Drop the references to device memory."""
         self._pool = None
-        self._scratch = self._scratch.new_empty(0)
+        self._scratch, self._arrived = self._scratch.new_empty(0), self._arrived.new_empty(0)
+
+
+def _no_dependent_launch(sm: int) -> CannotRun:
+    return CannotRun(
+        Reason(
+            code="unsupported-option",
+            field="dependent_launch",
+            wanted="a GPU of compute capability 9.0, and Triton's gdc_wait",
+            supported=f"{sm // 10}.{sm % 10}, and Triton {'has' if DEPENDENT_LAUNCH else 'lacks'} it",
+            fix="leave it out",
+        )
+    )

@@ -1,8 +1,17 @@
 """Split-KV decode attention (Flash-Decoding, Dao et al. 2023) on paged caches, planned by nobody.
 
 Slots are read from the engine's own page table, whatever the page size: four bytes beside a token's K and V.
-Every row's keys are cut into SPLITS equal parts on the device, so one launch shape serves all lengths and a graph can
+Every row's keys are cut into equal parts on the device, so one launch shape serves all lengths and a graph can
 replay it while sequences grow. The query heads that share a kv head form one tile. B rows, K kv heads, G = H / K.
+
+The parts of a row are joined in one of two ways. After it: a second kernel, which starts when all parts are written.
+Inside: each program counts itself in when its part is written, and the one that comes last joins them. That saves a
+launch, and costs where many parts meet in one program. Nobody waits for anybody, so it does not matter which programs
+run at the same time; and parts are added in their order, not in that of arrival, so a result does not vary.
+
+The counters stand at zero between launches: whoever joins puts its counter back. This holds while launches that share
+counters follow each other, as on one stream. A launch that dies half-way leaves counters up, but that is a CUDA error
+after which the process can use none of its device memory.
 """
 
 from __future__ import annotations
@@ -14,52 +23,112 @@ import triton.language as tl
 from ..kernels import DEVICES, library
 from .skinny import INTERPRETED
 
-__all__ = ["decode_attention"]
+__all__ = ["DEPENDENT_LAUNCH", "decode_attention"]
+
+DEPENDENT_LAUNCH = hasattr(tl.extra.cuda, "gdc_wait")
+"""Triton knows programmatic dependent launches."""
+JOINED_AT_ONCE = 8192
+"""Floats of partial results that one program holds while it joins."""
 
 
 @triton.jit
+def _wait_for_previous_kernel(DEPENDENT: tl.constexpr):
+    """Under a dependent launch, let the next kernel come too and wait for the previous one's writes. Comes first."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def _cut(length, window, splits_log2, BLOCK_T: tl.constexpr):
+    """(visible keys, keys of a part): by shifts, because a division would stand between the length and the keys."""
+    visible = tl.minimum(length, window)
+    part = (visible + (1 << splits_log2) - 1) >> splits_log2
+    return visible, tl.cdiv(part, BLOCK_T) * BLOCK_T
+
+
+@triton.jit
+def _join(
+    acc_ptr, stat_ptr, at, step, visible, part, splits, DIM: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """(HEADS, BLOCK_D): the parts of some heads, joined by their statistics; ``at`` (HEADS): where part 0 stands."""
+    d = tl.arange(0, BLOCK_D)
+    top = tl.full([HEADS], float("-inf"), tl.float32)
+    mass = tl.zeros([HEADS], tl.float32)
+    total = tl.zeros([HEADS, BLOCK_D], tl.float32)
+    for begin in range(0, splits, AT_ONCE):
+        s = begin + tl.arange(0, AT_ONCE)
+        here, in_dim = (s * part < visible)[:, None], (d < DIM)[None, None, :]
+        rows = at[None, :] + s[:, None] * step
+        # Past the first-level cache: another multiprocessor wrote them a moment ago.
+        tops = tl.load(stat_ptr + rows * 2, mask=here, other=float("-inf"), cache_modifier=".cg")
+        masses = tl.load(stat_ptr + rows * 2 + 1, mask=here, other=0.0, cache_modifier=".cg")
+        accs = tl.load(
+            acc_ptr + rows[:, :, None] * DIM + d[None, None, :], mask=here[:, :, None] & in_dim, other=0.0,
+            cache_modifier=".cg",
+        )  # fmt: skip
+        new_top = tl.maximum(top, tl.max(tops, axis=0))
+        shrink, share = tl.exp2(top - new_top), tl.exp2(tops - new_top[None, :])
+        mass = mass * shrink + tl.sum(masses * share, axis=0)
+        total = total * shrink[:, None] + tl.sum(accs * share[:, :, None], axis=0)
+        top = new_top
+    return total / mass[:, None]
+
+
+@triton.jit(do_not_specialize=["splits_log2"])
 def _split_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    out_ptr,
     table_ptr,
     lines_ptr,
     kv_lens_ptr,
     acc_ptr,
     stat_ptr,
+    arrived_ptr,
     scale_log2,
     softcap,
     q_row,
     q_head,
+    out_row,
+    out_head,
     slot_stride,
     head_stride,
     table_line,
     window,
+    splits_log2,
     G: tl.constexpr,
     DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
     CAP: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_T: tl.constexpr,
     UPCAST: tl.constexpr,
+    JOIN: tl.constexpr,
+    JOIN_HEADS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Per (row, kv head, split): softmax statistics and the weighted values of one part of the keys."""
+    """Per (row, kv head, split): attention to one part of the keys. JOIN: the last one joins the parts."""
+    _wait_for_previous_kernel(DEPENDENT)
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    kv_heads = tl.num_programs(1)
-    length = tl.load(kv_lens_ptr + row)
-    slots_ptr = table_ptr + tl.load(lines_ptr + row).to(tl.int64) * table_line
-    first = tl.maximum(length - window, 0)
-    part = tl.cdiv(tl.cdiv(length - first, SPLITS), BLOCK_T) * BLOCK_T
-    start = first + split * part
-    end = tl.minimum(start + part, length)
+    kv_heads, splits = tl.num_programs(1), tl.num_programs(2)
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
-    out = ((row * kv_heads + head) * SPLITS + split) * G + g
-    if start >= end:
-        tl.store(stat_ptr + out * 2, tl.full([BLOCK_G], float("-inf"), tl.float32), mask=g < G)
-        return
     in_head = (g < G)[:, None] & (d < DIM)[None, :]
+    # What does not hang on the length is asked for before the length is known.
+    line = tl.load(lines_ptr + row)
+    length = tl.load(kv_lens_ptr + row)
     q = tl.load(q_ptr + row * q_row + (head * G + g)[:, None] * q_head + d[None, :], mask=in_head, other=0.0)
+    slots_ptr = table_ptr + line.to(tl.int64) * table_line
+    visible, part = _cut(length, window, splits_log2, BLOCK_T)
+    # No line is negative: asked here, because its load would otherwise be moved behind this branch, and so behind that
+    # of the length.
+    if (split * part >= visible) | (line < 0):
+        return
+    start = length - visible + split * part
+    end = tl.minimum(start + part, length)
     if UPCAST:
         q = q.to(tl.float32)
     top = tl.full([BLOCK_G], float("-inf"), tl.float32)
@@ -86,35 +155,59 @@ def _split_kernel(
         mass = mass * shrink + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = new_top
-    tl.store(acc_ptr + out[:, None] * DIM + d[None, :], acc, mask=in_head)
-    tl.store(stat_ptr + out * 2, top, mask=g < G)
-    tl.store(stat_ptr + out * 2 + 1, mass, mask=g < G)
+    out_ptr += row * out_row + head * G * out_head
+    if JOIN and part >= visible:
+        to = out_ptr + g[:, None] * out_head + d[None, :]
+        tl.store(to, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=in_head)
+        return
+    base = (row * kv_heads + head) * splits * G
+    mine = base + split * G + g
+    tl.store(acc_ptr + mine[:, None] * DIM + d[None, :], acc, mask=in_head)
+    tl.store(stat_ptr + mine * 2, top, mask=g < G)
+    tl.store(stat_ptr + mine * 2 + 1, mass, mask=g < G)
+    if JOIN:
+        # One thread counts for the block: the barrier puts the other threads' stores before it, the release makes
+        # them all visible to whoever acquires, and the count reaches every thread through a barrier again.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrived_ptr + row * kv_heads + head, 1, sem="acq_rel", scope="gpu")
+        if (arrived + 1) * part >= visible:
+            tl.store(arrived_ptr + row * kv_heads + head, 0)
+            j = tl.arange(0, JOIN_HEADS)
+            # Lanes past the last head repeat it.
+            joined = _join(
+                acc_ptr, stat_ptr, base + tl.minimum(j, G - 1), G, visible, part, splits, DIM, JOIN_HEADS, AT_ONCE,
+                BLOCK_D,
+            )  # fmt: skip
+            to = out_ptr + j[:, None] * out_head + d[None, :]
+            tl.store(to, joined.to(out_ptr.dtype.element_ty), mask=(j < G)[:, None] & (d < DIM)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits_log2"])
 def _combine_kernel(
     acc_ptr,
     stat_ptr,
+    kv_lens_ptr,
     out_ptr,
     out_row,
     out_head,
+    window,
+    splits_log2,
     G: tl.constexpr,
     DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Per (row, query head): the parts joined by their statistics."""
+    """Per (row, query head): the parts joined."""
+    _wait_for_previous_kernel(DEPENDENT)
     row, q_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_heads = tl.num_programs(1) // G
-    base = ((row * kv_heads + q_head // G) * SPLITS) * G + q_head % G
-    s, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
-    at = base + s * G
-    top = tl.load(stat_ptr + at * 2)
-    present = top > float("-inf")
-    mass = tl.load(stat_ptr + at * 2 + 1, mask=present, other=0.0)
-    share = tl.exp2(top - tl.max(top, axis=0))
-    acc = tl.load(acc_ptr + at[:, None] * DIM + d[None, :], mask=present[:, None] & (d < DIM)[None, :], other=0.0)
-    joined = tl.sum(acc * share[:, None], axis=0) / tl.sum(mass * share, axis=0)
+    visible, part = _cut(tl.load(kv_lens_ptr + row), window, splits_log2, BLOCK_T)
+    splits = 1 << splits_log2
+    at = (row * kv_heads + q_head // G) * splits * G + q_head % G + tl.zeros([1], tl.int64)
+    joined = _join(acc_ptr, stat_ptr, at, G, visible, part, splits, DIM, 1, AT_ONCE, BLOCK_D)
+    d = tl.arange(0, BLOCK_D)[None, :]
     tl.store(out_ptr + row * out_row + q_head * out_head + d, joined.to(out_ptr.dtype.element_ty), mask=d < DIM)
 
 
@@ -127,36 +220,49 @@ def _decode_attention(
     lines: torch.Tensor,
     kv_lens: torch.Tensor,
     scratch: torch.Tensor,
+    arrived: torch.Tensor | None,
     scale: float,
     window: int,
     softcap: float,
     splits: int,
     block_t: int,
+    warps: int,
+    stages: int,
+    dependent: bool,
 ) -> None:
     rows, q_heads, dim = q.shape
     kv_heads = k_cache.shape[2]
     group = q_heads // kv_heads
     size = rows * q_heads * splits
     acc, stat = scratch[: size * dim], scratch[size * dim : size * (dim + 2)]
-    block_d = triton.next_power_of_2(dim)
-    capped = softcap > 0
+    block_d, join_heads = triton.next_power_of_2(dim), triton.next_power_of_2(group)
+    capped, inside, log2 = softcap > 0, arrived is not None, splits.bit_length() - 1
     _split_kernel[(rows, kv_heads, splits)](
-        q, k_cache, v_cache, table, lines, kv_lens, acc, stat, scale if capped else scale * 1.4426950408889634,
-        softcap, q.stride(0), q.stride(1), k_cache.stride(1), k_cache.stride(2), table.stride(0), window, G=group,
-        DIM=dim, SPLITS=splits, CAP=capped, BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=block_d,
-        BLOCK_T=block_t, UPCAST=INTERPRETED, num_warps=4, num_stages=3,
+        q, k_cache, v_cache, out, table, lines, kv_lens, acc, stat, arrived if inside else lines,
+        scale if capped else scale * 1.4426950408889634, softcap, q.stride(0), q.stride(1), out.stride(0),
+        out.stride(1), k_cache.stride(1), k_cache.stride(2), table.stride(0), window, log2, G=group, DIM=dim,
+        CAP=capped, BLOCK_G=max(16, join_heads), BLOCK_D=block_d, BLOCK_T=block_t, UPCAST=INTERPRETED, JOIN=inside,
+        JOIN_HEADS=join_heads, AT_ONCE=max(1, min(64, JOINED_AT_ONCE // (join_heads * block_d))), DEPENDENT=dependent,
+        num_warps=warps, num_stages=stages, launch_pdl=dependent,
     )  # fmt: skip
+    if inside:
+        return
+    at_once = min(triton.next_power_of_2(splits), JOINED_AT_ONCE // block_d)
     _combine_kernel[(rows, q_heads)](
-        acc, stat, out, out.stride(0), out.stride(1), G=group, DIM=dim, SPLITS=splits, BLOCK_D=block_d,
-        num_warps=2 if splits * block_d < 8192 else 4,
+        acc, stat, kv_lens, out, out.stride(0), out.stride(1), window, log2, G=group, DIM=dim, BLOCK_D=block_d,
+        BLOCK_T=block_t, AT_ONCE=at_once, DEPENDENT=dependent, num_warps=2 if at_once * block_d < 8192 else 4,
+        launch_pdl=dependent,
     )  # fmt: skip
 
 
 decode_attention = library.register(
     "decode_attention(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor table, Tensor lines, "
-    "Tensor kv_lens, Tensor(b!) scratch, float scale, int window, float softcap, int splits, int block_t) -> ()",
+    "Tensor kv_lens, Tensor(b!) scratch, Tensor(c!)? arrived, float scale, int window, float softcap, int splits, "
+    "int block_t, int warps, int stages, bool dependent) -> ()",
     _decode_attention,
     DEVICES,
 )
 """q (B, H, D), caches (P+1, S, K, D), kv_lens (B,) -> out (B, H, D). Row b's token at position i is in slot
-``table[lines[b], i]``: table (R, L), lines (B,). softcap 0 = none; scratch float32 of B * H * splits * (D + 2)"""
+``table[lines[b], i]``: table (R, L), lines (B,). kv_lens of at least 1. softcap 0 = none; scratch float32 of B * H *
+splits * (D + 2); arrived: int32, B * K zeros that are zero again afterwards, to join the parts inside one launch, or
+None for two launches; dependent: programmatic dependent launches (compute capability 9.0)"""
