@@ -8,12 +8,14 @@ from typing import Final, cast
 
 from ..errors import AdmissionError
 
-__all__ = ["SEEDS", "SamplingParams"]
+__all__ = ["MAX_LOGPROBS", "SEEDS", "SamplingParams"]
 
 SEEDS: Final = range(-(2**63), 2**64)
 """Seeds are taken modulo 2**64: signed and unsigned 64-bit numbers are welcome, any larger one would be an alias."""
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this are greedy: dividing logits by them leaves nothing but the maximum."""
+MAX_LOGPROBS: Final = 20
+"""Of the likeliest tokens of a place"""
 _MAX_INT: Final = 2**31 - 1
 
 
@@ -53,7 +55,7 @@ class SamplingParams:
         if self.seed is not None:
             _integer("seed", self.seed, SEEDS.start, SEEDS.stop - 1)
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, 20)
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(cast("object", self.ignore_eos), bool):
             raise _error("ignore_eos", self.ignore_eos, "give True or False")
         clean = (
@@ -75,15 +77,16 @@ class SamplingParams:
         return not self.is_greedy and (self.top_k > 1 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property
+    def changes_logits(self) -> bool:
+        """Penalties or biases are in force."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.logit_bias
+        )
+
+    @property
     def edits_logits(self) -> bool:
         """Needs its logits changed before sampling, or read after it: sampled outside the step."""
-        return bool(
-            self.repetition_penalty != 1.0
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.logit_bias
-            or self.logprobs is not None
-        )
+        return self.changes_logits or self.logprobs is not None
 
 
 def _error(name: str, value: object, remedy: str) -> AdmissionError:

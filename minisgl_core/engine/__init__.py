@@ -2,7 +2,7 @@
 
 from .config import EngineConfig
 from .engine import Engine
-from .sampler import TokenLogprobs
+from .logprobs import TokenLogprobs
 from .step import ForwardOutput
 
 __all__ = ["Engine", "EngineConfig", "ForwardOutput", "TokenLogprobs"]

@@ -213,8 +213,7 @@ class Engine:
     def _finish_pass(self, batch: Batch, logits: torch.Tensor, tokens: torch.Tensor) -> ForwardOutput:
         logprob_rows = None
         if self.sampler.edits_logits:
-            tokens = self.stepper.resample(logits, batch)
-            logprob_rows = self.sampler.logprobs(logits, tokens, batch)
+            tokens, logprob_rows = self.stepper.work_outside(logits, tokens, batch)
         buffer, copied = self._host_tokens[self._turn]
         self._turn = (self._turn + 1) % OUTPUT_DEPTH
         host = buffer[: batch.size]

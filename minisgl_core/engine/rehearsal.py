@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl_core.core import Batch, Req, SamplingParams
+from minisgl_core.core.sampling_params import MAX_LOGPROBS
 from minisgl_core.errors import EngineError
 from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.plugin_api import MemoryGauge
 from minisgl_core.registry import build
 
 from .capacity import in_words
-from .config import SAMPLING_MODES
 from .dispatch import AttentionDispatcher
 from .memory import Reserve
 from .stage import Stage
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .setups import Setups
 
-__all__ = ["estimate_graphs", "longest_rows", "rehearse"]
+__all__ = ["dearest_params", "estimate_graphs", "longest_rows", "rehearse"]
 
 REHEARSED_SIZES = 2
 """Graphs of the largest size say what the shared memory of all takes, those of the next what each one adds to it."""
@@ -102,13 +102,20 @@ class _Rehearsal:
         del kept
 
     def _pass(self, stage: Stage, attn: AttentionDispatcher, phase: Phase, lens: Sequence[int]) -> StepOutput:
-        """The last chunks, of ``lens`` tokens, of prompts of the longest kind."""
+        """The last chunks, of ``lens`` tokens, of prompts of the longest kind; all rows ask for all that can be done
+        with their logits.
+        """
         longest = self._ctx.max_seq_len - 1
-        prompt, params = torch.zeros(longest, dtype=torch.int32), SamplingParams(max_tokens=1)
+        prompt, params = torch.zeros(longest, dtype=torch.int32), dearest_params(self._ctx.config.vocab_size)
         reqs = [Req(prompt, row, longest - n, 1, row, params) for row, n in enumerate(lens)]
-        batch = Batch(reqs=reqs, phase=phase, mode=SAMPLING_MODES[-1])
+        for req in reqs:
+            req.prompt_len = 0  # all of it counts as output, for the penalties that look at nothing else
+        batch = Batch(reqs=reqs, phase=phase)
+        batch.mode = stage.sampler.prepare(batch)
         attn.prepare_metadata(batch)  # unset rows of the page table name slot 0: it stands for every token
-        return stage.stepper.step(batch)
+        out = stage.stepper.step(batch)
+        stage.stepper.work_outside(out.logits, out.next_tokens, batch)
+        return out
 
     def _capture(self, stage: Stage, closing: ExitStack) -> tuple[int, int]:
         """(bytes that all graphs will take, their number)"""
@@ -128,6 +135,20 @@ class _Rehearsal:
             free = [free[0], platform.free_bytes()]
         total = modes * len(self._sizes)
         return estimate_graphs(free, modes, made, total), total
+
+
+def dearest_params(vocab_size: int) -> SamplingParams:
+    """Every way of sampling that takes memory, at once."""
+    return SamplingParams(
+        temperature=1.0,
+        top_k=2,
+        max_tokens=1,
+        repetition_penalty=2.0,
+        presence_penalty=1.0,
+        frequency_penalty=1.0,
+        logit_bias={0: 1.0},
+        logprobs=min(MAX_LOGPROBS, vocab_size),
+    )
 
 
 def longest_rows(tokens: int, rows: int, longest: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl_core.kvcache.pool import PagedKVPool
 
+from .edits import LogitEditor
 from .sampler import Sampler
 from .state import DecodeState
 from .step import Stepper
@@ -44,7 +45,8 @@ class Stage:
         ctx.pool = self.pool
         model.bind_kv()
         attn.bind(self.pool, self.state)
-        self.sampler = Sampler(ctx.ops, self.state, config.seed)
+        editor = LogitEditor(ctx.platform, c.vocab_size, config.max_running_req, width)
+        self.sampler = Sampler(ctx.ops, self.state, editor, config.seed)
         self.stepper = Stepper(model, attn, self.sampler, self.state, self.pool)
 
     def close(self) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from minisgl_core.plugin_api import SamplingMode
 
     from .dispatch import AttentionDispatcher
-    from .sampler import LogprobRows, Sampler, TokenLogprobs
+    from .logprobs import LogprobRows, TokenLogprobs
+    from .sampler import Sampler
     from .state import DecodeState
 
 __all__ = ["ForwardOutput", "Stepper"]
@@ -75,14 +76,22 @@ class Stepper:
         self._state.write_back(batch.rows, batch.view.kv_lens_device, next_tokens)
         return StepOutput(logits, next_tokens)
 
-    def resample(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Sample again outside the step, after penalties and biases; (B,) int32, written back like the step's own."""
+    def work_outside(
+        self, logits: torch.Tensor, tokens: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, LogprobRows | None]:
+        """What no captured step can hold: logits (B, V) and tokens (B,) int32 of the step -> the tokens, those of rows
+        with penalties or biases sampled again, and the log-probabilities of rows that asked.
+        """
         assert batch.rows is not None
-        rows = batch.rows[: batch.size]
-        # The step has moved the lengths on: they now are the positions of the tokens to sample.
-        tokens = self._sampler.sample(self._sampler.edited(logits, batch), rows, self._state.lengths[rows], batch.mode)
-        self._state.last_token.index_put_((rows,), tokens.clamp(min=0))
-        return tokens
+        state, tokens = self._state, tokens.clone()  # the step's own may be a graph's memory
+        for places, edited in self._sampler.edited(logits, batch):
+            rows = batch.rows.index_select(0, places)
+            # The step has moved the lengths on: they now are the positions of the tokens to sample.
+            again = self._sampler.sample(edited, rows, state.lengths.index_select(0, rows), batch.mode)
+            tokens.index_copy_(0, places.long(), again)
+            state.last_token.index_put_((rows,), again.clamp(min=0))
+            del edited
+        return tokens, self._sampler.logprobs(logits, tokens, batch)
 
     def make_capture_batch(self, size: int, mode: SamplingMode) -> Batch:
         """A decode batch of ``size`` dummy rows on the fixed buffers."""

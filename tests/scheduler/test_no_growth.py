@@ -24,8 +24,8 @@ VOCAB, PAGES, ROWS, WAVE, WAVES = 4000, 160, 8, 40, 50
 
 
 def wave(number: int) -> list[Message]:
-    """Requests of every kind: each stops at ids of its own and shares a prefix with some; of each ten one is refused for
-    its length, one aborted, one fails; there are more than the pool can hold at once.
+    """Requests of every kind: each stops at ids of its own and shares a prefix with some; of each ten one is refused,
+    one aborted, one fails; there are more than the pool can hold at once.
     """
     messages: list[Message] = []
     for uid in range(number * WAVE, (number + 1) * WAVE):

@@ -1,0 +1,219 @@
+"""Edits of a whole batch's logits, and its log-probabilities, beside those of one row after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl_core.builtin.platform import CpuPlatform
+from minisgl_core.core import Batch, Req, SamplingParams
+from minisgl_core.engine import edits
+from minisgl_core.engine.edits import LogitEditor, RowEdit, row_parts
+from minisgl_core.engine.sampler import Sampler
+from minisgl_core.engine.state import DecodeState
+
+VOCAB, WIDTH, ROWS = 40, 64, 8
+
+
+def edit_one(row: torch.Tensor, req: Req) -> None:
+    """The definition: a request's penalties and biases, on its logits (V,) in place."""
+    p = req.sampling_params
+    if p.repetition_penalty != 1.0:
+        seen = torch.from_numpy(req.tokens.astype("int64")).unique()
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+    if p.presence_penalty or p.frequency_penalty:
+        ids, counts = torch.from_numpy(req.tokens[req.prompt_len :].astype("int64")).unique(return_counts=True)
+        row[ids] -= p.presence_penalty + p.frequency_penalty * counts.float()
+    sums: dict[int, float] = {}
+    for token, value in cast("Sequence[tuple[int, float]]", p.logit_bias):
+        sums[token] = sums.get(token, 0.0) + value
+    for token, value in sums.items():
+        if token < row.numel():
+            row[token] += value
+
+
+def logprobs_one(row: torch.Tensor, token: int, count: int) -> tuple[float, list[tuple[int, float]]]:
+    table = torch.log_softmax(row.float(), dim=-1)
+    values, ids = table.topk(count)
+    return float(table[max(token, 0)]), list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+class Rig:
+    """A sampler whose parts have ``max_rows`` rows and ``room`` numbers."""
+
+    def __init__(self, max_rows: int = ROWS, room: int = 10_000, rows: int = ROWS, vocab_size: int = VOCAB) -> None:
+        platform = CpuPlatform()
+        self.editor = LogitEditor(platform, vocab_size, rows, WIDTH)
+        self.editor.max_rows, self.editor._room = max_rows, room
+        state = DecodeState(platform, rows, WIDTH, 1, 0, 64)
+        self.sampler = Sampler(cast("Any", None), state, self.editor, seed=0)
+
+    def edited(self, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, list[list[int]]]:
+        """All of the logits, float32, the edited rows in their places; and which rows each part had."""
+        self.sampler.prepare(batch)
+        whole, parts = logits.float().clone(), []
+        for places, part in self.sampler.edited(logits, batch):
+            assert part.dtype == torch.float32
+            whole[places.long()] = part
+            parts.append(places.tolist())
+        return whole, parts
+
+
+def batch_of(reqs: list[Req]) -> Batch:
+    return Batch(reqs=reqs, phase="decode", padded_size=len(reqs))
+
+
+def req_of(row: int, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> Req:
+    tokens = torch.tensor([*prompt, *output], dtype=torch.int32)
+    req = Req(tokens, row, 0, 10, row, params)
+    req.prompt_len = len(prompt)
+    return req
+
+
+tokens = st.integers(0, VOCAB - 1)
+penalty = st.one_of(st.just(0.0), st.floats(-3, 3, width=32))
+
+
+@st.composite
+def params(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
+        repetition_penalty=draw(st.one_of(st.just(1.0), st.floats(0.5, 3))),
+        presence_penalty=draw(penalty),
+        frequency_penalty=draw(penalty),
+        logit_bias=draw(st.lists(st.tuples(st.integers(0, VOCAB + 3), st.floats(-9, 9)), max_size=4)),
+        logprobs=draw(st.one_of(st.none(), st.integers(0, 5))),
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    some = st.lists(tokens, max_size=20)
+    reqs = [
+        req_of(row, draw(st.lists(tokens, min_size=1, max_size=20)), draw(some), draw(params()))
+        for row in draw(st.permutations(range(ROWS)))[: draw(st.integers(1, ROWS))]
+    ]
+    return batch_of(reqs)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    batch=batches(),
+    max_rows=st.integers(1, ROWS),
+    room=st.sampled_from([1, 30, 1000]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_a_batch_is_edited_as_each_of_its_rows(
+    batch: Batch, max_rows: int, room: int, dtype: torch.dtype, seed: int
+) -> None:
+    logits = torch.randn(batch.size, VOCAB, generator=torch.Generator().manual_seed(seed)).mul(4).to(dtype)
+    logits[0, 3] = -torch.inf
+    before = logits.clone()
+    found, parts = Rig(max_rows, room).edited(logits, batch)
+    expected = logits.float().clone()
+    for row, req in enumerate(batch.reqs):
+        edit_one(expected[row], req)
+    assert torch.equal(found, expected)
+    assert torch.equal(logits, before)
+    rows = [row for row, req in enumerate(batch.reqs) if req.sampling_params.changes_logits]
+    assert [row for part in parts for row in part] == rows, "each row that asked, once"
+    assert all(len(part) <= max_rows for part in parts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batch=batches(), max_rows=st.integers(1, ROWS), seed=st.integers(0, 99))
+def test_log_probabilities_of_a_batch_are_those_of_each_row(batch: Batch, max_rows: int, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(batch.size, VOCAB, generator=rng).mul(4).to(torch.bfloat16)
+    chosen = torch.randint(-1, VOCAB, (batch.size,), generator=rng, dtype=torch.int32)
+    sampler = Rig(max_rows).sampler
+    sampler.prepare(batch)
+    found = sampler.logprobs(logits, chosen, batch)
+    asked = [req.sampling_params.logprobs for req in batch.reqs]
+    if found is None:
+        assert asked == [None] * batch.size
+        return
+    for row, entry in enumerate(found.collect(chosen.tolist())):
+        count = asked[row]
+        assert (entry is None) == (count is None)
+        if entry is not None and count is not None:
+            logprob, top = logprobs_one(logits[row], int(chosen[row]), max(1, count))
+            assert entry.token == int(chosen[row])
+            assert entry.logprob == pytest.approx(logprob, abs=1e-5)
+            assert [value for _, value in entry.top] == pytest.approx([value for _, value in top[:count]], abs=1e-5)
+
+
+def test_a_row_keeps_its_edits_until_another_request_has_it() -> None:
+    rig, logits = Rig(), torch.zeros(1, VOCAB)
+    biased, plain = (req_of(0, [1], [2], SamplingParams(logit_bias=bias)) for bias in ({5: 2.0}, {}))
+    for _ in range(2):
+        assert rig.edited(logits, batch_of([biased]))[0][0, 5] == 2.0
+        assert rig.sampler.edits_logits
+    assert rig.edited(logits, batch_of([plain]))[1] == []
+    assert not rig.sampler.edits_logits
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_rows", "max_numbers", "parts"),
+    [
+        ([], 2, 10, []),
+        ([1, 1, 1], 2, 10, [[1, 1], [1]]),
+        ([4, 4, 4, 4], 9, 8, [[4, 4], [4, 4]]),
+        ([9, 0, 9, 3], 9, 8, [[9], [0], [9], [3]]),
+        ([0, 0, 9], 9, 9, [[0, 0, 9]]),
+    ],
+)
+def test_parts_by_hand(sizes: list[int], max_rows: int, max_numbers: int, parts: list[list[int]]) -> None:
+    assert [sizes[part] for part in row_parts(sizes, max_rows, max_numbers)] == parts
+
+
+def test_parts_of_large_vocabularies_have_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edits, "PART_BYTES", 4 * VOCAB * 3)
+    found = [LogitEditor(CpuPlatform(), vocab, ROWS, WIDTH).max_rows for vocab in (VOCAB // 3, VOCAB, 7 * VOCAB)]
+    assert found == [8, 3, 1]
+
+
+def test_the_longest_row_with_all_biases_fits_into_an_upload() -> None:
+    bias = {token: float(token) for token in range(VOCAB)}
+    req = req_of(0, [1] * 20, [2] * (WIDTH - 20), SamplingParams(repetition_penalty=2.0, logit_bias=bias))
+    editor = LogitEditor(CpuPlatform(), VOCAB, 1, WIDTH)
+    edit = RowEdit.of(req.sampling_params, VOCAB)
+    ((places, copy),) = editor.edited(torch.ones(1, VOCAB), np.array([0]), [req], [edit])
+    expected = torch.ones(VOCAB)
+    edit_one(expected, req)
+    assert places.tolist() == [0]
+    assert torch.equal(copy[0], expected)
+
+
+class _Operations(torch.utils._python_dispatch.TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_number_of_operations_does_not_depend_on_the_rows() -> None:
+    everything = SamplingParams(
+        repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={1: 1.0, 2: 3.0}, logprobs=3
+    )
+
+    def operations(size: int) -> int:
+        rig = Rig(64, rows=64)
+        batch = batch_of([req_of(row, [1, 2], [3, 4, row % 9], everything) for row in range(size)])
+        rig.sampler.prepare(batch)
+        logits, chosen = torch.randn(size, VOCAB), torch.zeros(size, dtype=torch.int32)
+        with _Operations() as seen:
+            for _ in rig.sampler.edited(logits, batch):
+                pass
+            rig.sampler.logprobs(logits, chosen, batch)
+        return seen.count
+
+    assert 0 < operations(2) == operations(7) == operations(64) < 80
