@@ -90,11 +90,11 @@ class FusedMoE:
             raise TypeError(f"moe:fused was set up for {self._dtype}, got {x.dtype} activations")
         x = x if x.stride(-1) == 1 else x.contiguous()
         ids, scale = topk_ids.contiguous(), topk_weights.contiguous()
-        out = x.new_empty(x.shape)
-        if 0 < len(x) <= self._most:
+        out, tokens = x.new_empty(x.shape), x.shape[0]
+        if 0 < tokens <= self._most:
             self._run(out, x, ids, scale, weights)
             return out
-        for first in range(0, len(x), self._most):
+        for first in range(0, tokens, self._most):
             part = slice(first, first + self._most)
             self._run(out[part], x[part], ids[part], scale[part], weights)
         return out
