@@ -254,6 +254,20 @@ def test_slots_come_from_the_engines_page_table(size: int) -> None:
     torch.testing.assert_close(out.double().cpu(), reference(pool, q, view, facts), atol=2e-6, rtol=2e-6)
 
 
+@FORMS
+def test_dependent_launches_compute_the_same(launches: Any) -> None:
+    pool, q, view = make_case([70, 20], 16, 4, 2, 64, torch.float32)
+    facts = LayerFacts(0.125)
+    if ON_GPU and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    options = {"splits": 4, "block_tokens": 16, "launches": launches}
+    outs = [
+        run(pool, q, view, facts, backend(pool, q, facts, DecodeOptions(**options, dependent_launch=flag)))
+        for flag in (False, True)
+    ]
+    assert torch.equal(*outs)
+
+
 KIT_CASES = ("layers", "in_flight", "replay", "replay,window=20")
 
 

@@ -40,11 +40,11 @@ def _wait_for_previous_kernel(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
-def _cut(length, window, splits_log2, BLOCK_T: tl.constexpr):
-    """(visible keys, keys of a part): by shifts, because a division would stand between the length and the keys."""
+def _cut(length, window, splits_log2, block_t):
+    """(visible keys, keys of a part): without a division, which would stand between the length and the keys."""
     visible = tl.minimum(length, window)
     part = (visible + (1 << splits_log2) - 1) >> splits_log2
-    return visible, tl.cdiv(part, BLOCK_T) * BLOCK_T
+    return visible, (part + block_t - 1) & -block_t
 
 
 @triton.jit
@@ -192,10 +192,10 @@ def _combine_kernel(
     out_head,
     window,
     splits_log2,
+    block_t,
     G: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     AT_ONCE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -203,7 +203,7 @@ def _combine_kernel(
     _wait_for_previous_kernel(DEPENDENT)
     row, q_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_heads = tl.num_programs(1) // G
-    visible, part = _cut(tl.load(kv_lens_ptr + row), window, splits_log2, BLOCK_T)
+    visible, part = _cut(tl.load(kv_lens_ptr + row), window, splits_log2, block_t)
     splits = 1 << splits_log2
     at = (row * kv_heads + q_head // G) * splits * G + q_head % G + tl.zeros([1], tl.int64)
     joined = _join(acc_ptr, stat_ptr, at, G, visible, part, splits, DIM, 1, AT_ONCE, BLOCK_D)
@@ -236,6 +236,7 @@ def _decode_attention(
     size = rows * q_heads * splits
     acc, stat = scratch[: size * dim], scratch[size * dim : size * (dim + 2)]
     block_d, join_heads = triton.next_power_of_2(dim), triton.next_power_of_2(group)
+    dependent = dependent and not INTERPRETED  # the interpreter runs one kernel after the other
     capped, inside, log2 = softcap > 0, arrived is not None, splits.bit_length() - 1
     _split_kernel[(rows, kv_heads, splits)](
         q, k_cache, v_cache, out, table, lines, kv_lens, acc, stat, arrived if inside else lines,
@@ -249,8 +250,8 @@ def _decode_attention(
         return
     at_once = min(triton.next_power_of_2(splits), JOINED_AT_ONCE // block_d)
     _combine_kernel[(rows, q_heads)](
-        acc, stat, kv_lens, out, out.stride(0), out.stride(1), window, log2, G=group, DIM=dim, BLOCK_D=block_d,
-        BLOCK_T=block_t, AT_ONCE=at_once, DEPENDENT=dependent, num_warps=2 if at_once * block_d < 8192 else 4,
+        acc, stat, kv_lens, out, out.stride(0), out.stride(1), window, log2, block_t, G=group, DIM=dim,
+        BLOCK_D=block_d, AT_ONCE=at_once, DEPENDENT=dependent, num_warps=2 if at_once * block_d < 8192 else 4,
         launch_pdl=dependent,
     )  # fmt: skip
 
