@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-from triton import knobs
+from triton import __version__, knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl_moe import executor, launch
 from minisgl_moe.executor import FusedMoE
-from minisgl_moe.launch import Form, Kernel, parts, power_of_two
+from minisgl_moe.launch import Form, Kernel, known, parts, power_of_two
 from minisgl_moe.routing import FusedRouting
 from minisgl_moe.tiles import Tile, Tiling
 
@@ -58,6 +58,7 @@ class Function:
 def _a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda device: STREAM))
     monkeypatch.setattr(launch, "driver", driver)
+    monkeypatch.setattr(launch, "_DIRECT", True)
 
 
 def made(block: tuple[int, int] | None = None) -> tuple[Function, Form]:
@@ -96,6 +97,24 @@ def test_arguments_of_another_kind_go_through_triton(x: torch.Tensor, stride: in
     form.launch((1, 1), (torch.zeros(8),), (), 48)
     form.launch((1, 1), (x,), (), stride)
     assert len(function.compiled) == 2 and not function.started
+
+
+def test_the_installed_triton_is_known() -> None:
+    """A newer one launches slowly until somebody has compared its ``JITFunction.run`` with ours."""
+    assert known(__version__)
+
+
+@pytest.mark.parametrize(
+    ("version", "answer"),
+    [("3.3.1", False), ("3.4.0", True), ("3.9.0+git1", True), ("3.10.0", False), ("4.4.0", False)],
+)
+def test_a_triton_that_is_not_known_launches_all(monkeypatch: pytest.MonkeyPatch, version: str, answer: bool) -> None:
+    assert known(version) is answer
+    monkeypatch.setattr(launch, "_DIRECT", answer)
+    function, form = made()
+    for _ in range(3):
+        form.launch((1, 1), (torch.zeros(8),), ())
+    assert len(function.compiled) == (1 if answer else 3)
 
 
 def test_whoever_watches_triton_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 At every launch Triton looks at every argument, to find the code that it compiled for arguments of their kind; that can
 take the host longer than the kernel takes the device. Here the first launch of a kind goes through Triton, which
-compiles; the code that it returns is kept, and later launches of the kind give it addresses and numbers. The device
-sees no difference.
+compiles; the code that it returns is kept, and later launches of the kind give it addresses and numbers, in the same
+call that Triton makes itself. The device sees no difference.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
-from triton import knobs
+from triton import __version__, knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["Form", "Kernel", "parts", "power_of_two"]
+__all__ = ["KNOWN", "Form", "Kernel", "known", "parts", "power_of_two"]
 
+KNOWN: Final = ((3, 4), (3, 9))
+"""The first and the last Triton whose way to start a compiled kernel this is; others launch as everybody does."""
 _ALIGNED: Final = 16
 """Triton compiles for addresses (bytes) and strides (elements) that are multiples of it, and for others."""
 _WIDE: Final = 2**31
@@ -35,6 +37,15 @@ def power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
+def known(version: str) -> bool:
+    """Can this Triton's kernels, such as "3.6.0"'s, be started directly?"""
+    major, minor = version.split(".")[:2]
+    return KNOWN[0] <= (int(major), int(minor)) <= KNOWN[1]
+
+
+_DIRECT: Final = known(__version__)
+
+
 class _Code(NamedTuple):
     """What Triton compiled, on its device, and how Triton itself starts it."""
 
@@ -43,6 +54,8 @@ class _Code(NamedTuple):
     metadata: Any
     stream_of: Callable[[int], int]
     """Device index -> handle of the current stream."""
+    owner: Any
+    """Unloads the code when nobody holds it."""
 
 
 class Form:
@@ -67,13 +80,15 @@ class Form:
         The kernel's parameters are the tensors, the stride if it has one, the numbers and the constants, in this order.
         Triton may compile for the stride alone (``do_not_specialize`` names the numbers, which are below 2**31).
         """
-        device, joint, even, plain = tensors[0].get_device(), 0, True, True
-        addresses: list[Any] = [tensor.data_ptr() for tensor in tensors]
-        for address in addresses:
+        device, joint, even, plain = tensors[0].get_device(), 0, True, _DIRECT
+        addresses: list[Any] = []
+        for tensor in tensors:
+            address = tensor.data_ptr()
+            addresses.append(address)
             joint |= address
         if stride is not None:
-            even, plain = stride % _ALIGNED == 0, 1 < stride < _WIDE
-            numbers = (stride, *numbers)
+            even, numbers = stride % _ALIGNED == 0, (stride, *numbers)
+            plain = plain and 1 < stride < _WIDE
         plain = plain and joint % _ALIGNED == 0 and not _watched()
         kind = (device, even, *[tensor.dtype for tensor in tensors])
         code = self._codes.get(kind) if plain else None
@@ -99,7 +114,7 @@ class Form:
         made = self._function[grid](first, *tensors[1:], *numbers, *self._constants, **self._options)
         if made is None:
             return None
-        return _Code(made.run, made.function, made.packed_metadata, driver.active.get_current_stream)
+        return _Code(made.run, made.function, made.packed_metadata, driver.active.get_current_stream, made)
 
 
 class Kernel:
