@@ -13,7 +13,7 @@ from minisgl_core.registry.query import Need
 
 from .attention_batches import check_in_flight, check_in_turn, check_moved, lens_of_moved
 from .attention_bench import AttentionBench, Geometry, whose
-from .attention_replay import CAPTURE_ROWS, CROWD_ROWS, LONGEST, check_crowd, check_replays, check_replays_in_turn
+from .attention_replay import CAPTURE_ROWS, LONGEST, check_crowd, check_replays, check_replays_in_turn
 from .case import Case, Finding, box_of
 from .compare import close, expect, fresh, unchanged
 from .trial import check_growth
@@ -37,7 +37,8 @@ class AttentionCase(Case):
     ``check``: ``eager`` runs one batch; ``growth`` measures memory; ``in_flight`` prepares the next batch before the
     last one is waited for; in ``moved`` such batches have equal lengths, on other rows, pages and contents; ``in_turn``
     uses three backends in turns. ``replay`` captures a decode step and replays it while lengths grow and shrink,
-    ``replay_in_turn`` does so with three backends, and ``crowd`` with many rows.
+    ``replay_in_turn`` does so with three backends, and ``crowd`` with many rows or long ones: ``capture_rows`` of up to
+    ``longest`` tokens.
     """
 
     imports = "from minisgl_core.plugin_api import LayerFacts"
@@ -53,6 +54,8 @@ class AttentionCase(Case):
     head_dim: int = 64
     rows: tuple[tuple[int, int], ...] = ((1, 33),)
     layers: tuple[LayerFacts, ...] = (LayerFacts(scale=0.125),)
+    capture_rows: int = CAPTURE_ROWS
+    longest: int = LONGEST
     seed: int = 0
 
     def need(self, rig: Rig) -> Need:
@@ -112,7 +115,7 @@ class AttentionCase(Case):
         lens = lens_of_moved(self.rows) if self.check == "moved" else self.rows
         rows, longest = len(lens), max(total for _, total in lens)
         if self.is_replay:
-            rows, longest = (CROWD_ROWS if self.check == "crowd" else CAPTURE_ROWS) - 1, LONGEST
+            rows, longest = self.capture_rows - 1, self.longest
         bench = AttentionBench(rig, geometry, rows, longest, self.seed + place)
         backend = subject.build(bench.setup(max(sum(new for new, _ in self.rows), rows + 1)))
         backend.bind_kv(bench.pool)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from minisgl_core.plugin_api import AnyValue, Caps, LayerFacts, Phase
 from minisgl_core.registry.matching import kernel_page_size
 
 from .attention import AttentionCase
-from .attention_replay import CROWD_ROWS
 from .case import collect
 from .subject import names_of
 from .values import inside, outside, usual
@@ -31,14 +30,27 @@ ANY_PAGES: Final = {True: (1, 3, 16, 64), False: (1, 3, 16, 64, 256)}
 LONG: Final = 4097
 
 
+class _Crowd(NamedTuple):
+    """Captured steps of real sizes: with few rows, or few keys, kernels choose other ways to divide the work."""
+
+    rows: int
+    longest: int
+    kv_heads: int
+
+
+GPU_CROWD: Final = _Crowd(264, LONG, 8)
+CPU_CROWD: Final = _Crowd(40, 1100, 2)
+
+
 def attention_cases(subject: Subject, rig: Rig, quick: bool) -> list[AttentionCase]:
     """All cases, names unique, in a fixed order: inside first."""
-    return collect(subject, rig, lambda box: _of_box(box, quick), lambda box: _beyond(box, quick))
+    on_gpu = rig.facts.kind == "cuda"
+    return collect(subject, rig, lambda box: _of_box(box, quick, on_gpu), lambda box: _beyond(box, quick))
 
 
-def _of_box(box: Caps, quick: bool) -> Iterator[AttentionCase]:
+def _of_box(box: Caps, quick: bool, on_gpu: bool) -> Iterator[AttentionCase]:
     for phase in box.phases:
-        yield from _of_phase(box, phase, quick)
+        yield from _of_phase(box, phase, quick, on_gpu)
 
 
 def _base(box: Caps, phase: Phase, dtype: str) -> AttentionCase:
@@ -71,7 +83,7 @@ def _ragged(phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
     return (*((n, n) for n in around), (1, 17), (16, 33), (2, page + 2), (page + 1, 2 * page + 1), (70, 130))
 
 
-def _of_phase(box: Caps, phase: Phase, quick: bool) -> Iterator[AttentionCase]:
+def _of_phase(box: Caps, phase: Phase, quick: bool, on_gpu: bool) -> Iterator[AttentionCase]:
     dtypes = names_of(box.dtypes, DTYPES)
     for dtype in dtypes:
         yield _named(_base(box, phase, dtype), "ragged")
@@ -82,7 +94,7 @@ def _of_phase(box: Caps, phase: Phase, quick: bool) -> Iterator[AttentionCase]:
         yield from _varied(box, base, quick)
         yield from _special(box, base, quick)
     if phase == "decode" and box.graph != "never":
-        yield from _replays(box, dtypes, quick)
+        yield from _replays(box, dtypes, quick, GPU_CROWD if on_gpu else CPU_CROWD)
 
 
 def _named(base: AttentionCase, what: str, **changes: Any) -> AttentionCase:
@@ -144,14 +156,15 @@ def _special(box: Caps, base: AttentionCase, quick: bool) -> Iterator[AttentionC
     yield _named(base, "growth", check="growth", rows=rows)
 
 
-def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool) -> Iterator[AttentionCase]:
+def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool, crowd: _Crowd) -> Iterator[AttentionCase]:
     for dtype in dtypes[:1] if quick else dtypes:
         base = replace(_base(box, "decode", dtype), check="replay", rows=((1, 1),))
         yield _named(base, "replay")
         yield _named(base, "replay_in_turn", check="replay_in_turn")
         for ratio in dict.fromkeys((base.gqa_ratio, usual(box.gqa_ratios, 5, GQA_RATIOS) or base.gqa_ratio)):
-            name = f"replay,rows={CROWD_ROWS},gqa_ratio={ratio}"
-            yield _named(base, name, check="crowd", kv_heads=8, gqa_ratio=ratio)
+            shape = replace(base, check="crowd", kv_heads=crowd.kv_heads, gqa_ratio=ratio)
+            yield _named(shape, f"replay,rows={crowd.rows},gqa_ratio={ratio}", capture_rows=crowd.rows)
+            yield _named(shape, f"replay,length={crowd.longest},gqa_ratio={ratio}", longest=crowd.longest)
         for page in inside(box.page_sizes, (1, 16, 64), quick):
             if page != base.page_size:
                 yield _named(base, f"replay,page_size={page}", page_size=page)

@@ -14,7 +14,6 @@ from .trial import check_growth
 
 __all__ = [
     "CAPTURE_ROWS",
-    "CROWD_ROWS",
     "LONGEST",
     "CapturedStep",
     "check_crowd",
@@ -23,8 +22,6 @@ __all__ = [
 ]
 
 CAPTURE_ROWS: Final = 4
-CROWD_ROWS: Final = 72
-"""So many that kernels which divide a few rows among all multiprocessors stop doing so."""
 LAST: Final = (16, 40, 3)
 REPLAYS: Final = ((5, 17, 33), (6, 18, 34), (90, 64, 65), (1, 2), LAST)
 """Lengths of the live rows at each replay, the new token included."""
@@ -127,12 +124,13 @@ def check_replays(bench: AttentionBench, backend: Any, *, host_plan: bool) -> fl
 
 
 def check_crowd(bench: AttentionBench, backend: Any, *, host_plan: bool) -> float:
-    """Many rows at once, then half of them, then a few long ones."""
+    """Short rows, half of them, a few of the longest kind, all of a medium length, and short ones again."""
     step = CapturedStep(bench, backend, host_plan=host_plan)
     short = tuple(1 + row % bench.longest for row in range(bench.rows))
+    long = tuple(bench.longest - row for row in range(min(3, bench.rows)))
     worst = max(
         step.judge(step.start(lens), f"a replay of {len(lens)} rows")
-        for lens in (short, short[::-2], (bench.longest,) * 3, short)
+        for lens in (short, short[::-2], (*long, *short)[: bench.rows], (bench.longest // 4,) * bench.rows, short)
     )
     step.close()
     return worst
