@@ -1,6 +1,6 @@
 """Search the fastest tile of the skinny matrix products against cuBLAS, and write the table that minisgl-cuda ships.
 
-    python benchmarks/gpu_linear.py --out skinny.json
+    python benchmarks/gpu_linear.py --out skinny-sm90.json
 
 Each candidate runs inside a CUDA graph over several copies of the weight, so that none stays in the L2 cache.
 """
@@ -93,7 +93,7 @@ def measure(n: int, k: int, rows: int) -> dict[str, object]:
 def main() -> None:
     """Measure every shape; print a table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("skinny.json"))
+    parser.add_argument("--out", type=Path, default=Path("skinny-sm90.json"))
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many shapes")
     options = parser.parse_args()
     found: list[dict[str, object]] = []

@@ -164,7 +164,8 @@ class CudaPlatform:
 
     def capture(self, step: Callable[[], Any], pool: Any | None) -> tuple[Any, Any, Any]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+        # calls of other threads that a capture forbids, such as another engine taking memory, are their own affair
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             output = step()
         return _CudaGraph(graph), output, pool if pool is not None else graph.pool()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,9 +42,30 @@ def test_the_table_decides_and_more_rows_go_to_the_library(monkeypatch: pytest.M
     assert table.find(64, 128, 2) == [] and table.find(64, 128, 9) is None and table.find(64, 64, 1) is None
     calls: list[int] = []
     monkeypatch.setattr("minisgl_cuda.linear.skinny_linear", lambda out, x, *rest: calls.append(len(x)))
-    ours: Any = SkinnyLinear(SimpleNamespace())  # type: ignore[arg-type]
+    ours: Any = SkinnyLinear(SimpleNamespace(device=torch.device(DEVICE)))  # type: ignore[arg-type]
     ours._tiles = table
     weight = torch.randn(64, 128, device=DEVICE)
     for rows in (1, 2, 9, 17):
         ours.forward(torch.randn(rows, 128, device=DEVICE), ours.prepare_weights(weight))
     assert calls == [1, 9]  # 2: measured slower; 17: too many
+
+
+def _shared_bytes(rows: int, tile: Sequence[int]) -> int:
+    """What triton 3.9 compiles the kernel for several rows to, on 8.0 to 12.0; that for one row needs next to none."""
+    block_n, block_k, _, stages = tile
+    return 0 if rows == 1 else (stages - 1) * (block_n + 16) * block_k * 2
+
+
+def test_tiles_fit_into_the_shared_memory_of_their_devices() -> None:
+    shipped = json.loads((files("minisgl_cuda") / "tiles" / "skinny-sm90.json").read_text())["tiles"]
+    measured = [(rows, tile) for entry in shipped.values() for rows, tile in entry if tile]
+    assert max(_shared_bytes(*each) for each in measured) <= 227 << 10
+    guessed = [(rows, default_tile(rows, n, k)) for rows in (1, 2, 16) for n in (16, 1024, 152064) for k in (64, 17408)]
+    assert max(_shared_bytes(*each) for each in guessed) <= 99 << 10  # of 8.6, 8.9 and 12.0
+
+
+@pytest.mark.parametrize(("arch", "measured"), [(90, True), (89, False)])
+def test_a_table_serves_its_own_compute_capability(monkeypatch: pytest.MonkeyPatch, arch: int, measured: bool) -> None:
+    monkeypatch.setattr("minisgl_cuda.linear.architecture", lambda device: arch)
+    ours: Any = SkinnyLinear(SimpleNamespace(device=torch.device(DEVICE)))  # type: ignore[arg-type]
+    assert (ours._tiles.find(7168, 5120, 4) is not None) is measured

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .tiles import TileTable
-from .triton_ops.skinny import MAX_ROWS, default_tile, skinny_linear
+from .triton_ops.skinny import MAX_ROWS, architecture, default_tile, skinny_linear
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import LinearSetup
@@ -25,10 +25,14 @@ class Prepared(NamedTuple):
 
 
 class SkinnyLinear:
-    """Chooses per (N, K, M): the tile table of this kind of device, measured by ``benchmarks/gpu_linear.py``."""
+    """Chooses per (N, K, M): the tile table of this compute capability, measured by ``benchmarks/gpu_linear.py``.
+
+    Tiles of one capability need not fit into another's shared memory (227 KiB on 9.0, 99 on 8.6, 8.9 and 12.0), so a
+    device without a table of its own gets the default tiles, which fit everywhere.
+    """
 
     def __init__(self, setup: LinearSetup, options: Any = None) -> None:
-        self._tiles = TileTable.load("skinny")
+        self._tiles = TileTable.load(f"skinny-sm{architecture(setup.device)}")
 
     def prepare_weights(self, weight: torch.Tensor) -> Prepared:
         """(N, K), used as it is."""
