@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .setups import Setups
 
-__all__ = ["dearest_params", "estimate_graphs", "longest_rows", "rehearse"]
+__all__ = ["dearest_params", "estimate_graphs", "longest_rows", "rehearse", "spread"]
 
-REHEARSED_SIZES = 2
-"""Graphs of the largest size say what the shared memory of all takes, those of the next what each one adds to it."""
+REHEARSED_SIZES = 5
+"""Graphs of the largest size say what the shared memory of all takes, the others what each one adds to it: memory comes
+in blocks, so that one of them says little.
+"""
 
 
 def rehearse(
@@ -93,13 +95,18 @@ class _Rehearsal:
     def _passes(self, stage: Stage, attn: AttentionDispatcher) -> None:
         """The largest passes of both phases, eagerly: as many rows and tokens as may be, each at the longest context.
 
-        Under overlap scheduling the logits of one pass are still there while the next one runs.
+        Under overlap scheduling the logits of one pass are still there while the next one runs. Attention may take most
+        for the many short extensions that chats are, so these are another pass. Smaller prefills take no more memory;
+        they are here because kernels are compiled for sizes, and no request shall wait for that.
         """
         config, longest = self._config, self._ctx.max_seq_len - 1
-        rows = config.max_running_req
+        rows, tokens = config.max_running_req, config.max_prefill_tokens
         kept = self._pass(stage, attn, "decode", (1,) * rows)
-        self._pass(stage, attn, "prefill", longest_rows(config.max_prefill_tokens, rows, longest))
+        self._pass(stage, attn, "prefill", longest_rows(tokens, rows, longest))
+        self._pass(stage, attn, "prefill", (min(longest, max(1, tokens // rows)),) * min(rows, tokens))
         del kept
+        for exponent in range(min(tokens, longest).bit_length()):
+            self._pass(stage, attn, "prefill", (2**exponent,))
 
     def _pass(self, stage: Stage, attn: AttentionDispatcher, phase: Phase, lens: Sequence[int]) -> StepOutput:
         """The last chunks, of ``lens`` tokens, of prompts of the longest kind; all rows ask for all that can be done
@@ -120,7 +127,7 @@ class _Rehearsal:
     def _capture(self, stage: Stage, closing: ExitStack) -> tuple[int, int]:
         """(bytes that all graphs will take, their number)"""
         platform = self._ctx.platform
-        setup = self._setups.graph(stage.stepper, tuple(self._sizes[-REHEARSED_SIZES:]))
+        setup = self._setups.graph(stage.stepper, spread(self._sizes, REHEARSED_SIZES))
         free = [platform.free_bytes()]
 
         def started(title: str, total: int) -> Callable[[], None]:
@@ -161,6 +168,13 @@ def longest_rows(tokens: int, rows: int, longest: int) -> tuple[int, ...]:
         lens.append(min(longest, left - after))
         left -= lens[-1]
     return tuple(lens)
+
+
+def spread(sizes: Sequence[int], most: int) -> tuple[int, ...]:
+    """At most ``most`` (2 or more) of the ``sizes``, ascending: the largest, the smallest, and some between."""
+    last = len(sizes) - 1
+    places = range(last + 1) if last < most else (round(last * n / (most - 1)) for n in range(most))
+    return tuple(sizes[place] for place in places)
 
 
 def estimate_graphs(free: Sequence[int], modes: int, made: int, total: int) -> int:

@@ -19,7 +19,7 @@ from minisgl_core.core import SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.dispatch import AttentionDispatcher
 from minisgl_core.engine.memory import MemoryUse, Reserve, count_pages
-from minisgl_core.engine.rehearsal import estimate_graphs, longest_rows
+from minisgl_core.engine.rehearsal import estimate_graphs, longest_rows, spread
 from minisgl_core.errors import EngineError
 from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.llm import LLM
@@ -313,3 +313,11 @@ def test_what_cannot_be_closed_does_not_keep_the_rest(model: str, monkeypatch: p
         gc.collect()
         assert meter.events[-1] == "platform" and meter.graphs == 0
         engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chosen"),
+    [((1,), (1,)), ((1, 2, 4), (1, 2, 4)), (tuple(range(1, 10)), (1, 3, 5, 7, 9)), ((), ())],
+)
+def test_rehearsed_sizes_are_spread(sizes: tuple[int, ...], chosen: tuple[int, ...]) -> None:
+    assert spread(sizes, 5) == chosen
