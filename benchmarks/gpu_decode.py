@@ -42,10 +42,12 @@ POINTS = [
 ]  # fmt: skip
 """(batch, tokens each) to search at: where time ends early, the first are there."""
 LARGE = [(64, 128), (64, 1024), (64, 4096), (256, 128), (256, 1024)]
-"""Only the defaults are timed here."""
+LARGE_OPTIONS: list[dict[str, Any]] = [
+    {"launches": launches, "dependent_launch": dependent} for launches in (1, 2) for dependent in (False, True)
+]
+"""Only these are timed there; keys are not cut."""
 TILES = [
-    (32, 2, 2), (32, 4, 2), (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (128, 4, 2), (128, 4, 3), (128, 8, 2),
-    (128, 8, 3),
+    (32, 2, 2), (32, 4, 2), (64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 8, 2), (128, 8, 3),
 ]  # fmt: skip
 """(block_tokens, warps, stages)"""
 MOST_PROGRAMS = 1056
@@ -120,16 +122,12 @@ def compile_some(options: list[dict[str, Any]]) -> None:
 
 
 def compile_all(workers: int) -> None:
-    """All kernels of the search, in processes beside each other."""
-    jobs = [
-        {"block_tokens": block, "warps": warps, "stages": stages, "launches": launches, "dependent_launch": dependent}
-        for (block, warps, stages), launches, dependent in itertools.product(TILES, (1, 2), (False, True))
-    ]
-    joins = [
-        {"splits": splits, "launches": 2, "dependent_launch": dependent}
-        for splits, dependent in itertools.product((2, 4, 8, 16, 32, 64), (False, True))
-    ]
-    every = [*jobs, *joins]
+    """All kernels that are timed, in processes beside each other."""
+    tried = [options for point in POINTS for options in candidates(*point)]
+    dependent = [{**options, "dependent_launch": True} for options in tried if options["launches"] == 1]
+    large = [{"splits": 1, **options} for options in LARGE_OPTIONS]
+    every = list({json.dumps(options, sort_keys=True): options for options in [*large, *tried, *dependent]}.values())
+    print(f"{len(every)} kernels to compile", flush=True)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_some, [every[i::workers] for i in range(workers)]))
 
@@ -156,7 +154,7 @@ class Log:
 
 
 def search(log: Log, batch: int, length: int, deadline: float) -> None:
-    """Every candidate; the best of each way to join also with dependent launches, and from a warm cache."""
+    """Every candidate; the best of each way to join from a warm cache too, that of one launch also dependent."""
     work, warm = Work(batch, length, cold_layers(batch, length)), Work(batch, length, WARM_LAYERS)
     default = log.time(work, batch, length, {}, cold=True), log.time(warm, batch, length, {}, cold=False)
     best: dict[int, tuple[float, dict[str, Any]]] = {}
@@ -169,20 +167,21 @@ def search(log: Log, batch: int, length: int, deadline: float) -> None:
             best[options["launches"]] = found, options
     print(f"{batch} x {length}: default {default[0]['us']:.2f} us (warm {default[1]['us']:.2f})", flush=True)
     for launches, (cold, options) in sorted(best.items()):
-        dependent = {**options, "dependent_launch": True}
-        ways = [(warm, options, False), (work, dependent, True), (warm, dependent, False)]
+        ways = [(warm, options, False)]
+        if launches == 1:
+            dependent = {**options, "dependent_launch": True}
+            ways += [(work, dependent, True), (warm, dependent, False)]
         figures = [log.time(on, batch, length, how, cold=is_cold)["us"] for on, how, is_cold in ways]
-        print(
-            f"  {launches} launch{'es' * (launches > 1)}: {cold:.2f} us (warm {figures[0]:.2f}), dependent "
-            f"{figures[1]:.2f} (warm {figures[2]:.2f})  {options}",
-            flush=True,
-        )
+        text = f"{cold:.2f} us (warm {figures[0]:.2f})"
+        if launches == 1:
+            text += f", dependent {figures[1]:.2f} (warm {figures[2]:.2f})"
+        print(f"  {launches} launch{'es' * (launches > 1)}: {text}  {options}", flush=True)
     compare(work, batch, length, [options for _, options in best.values()])
 
 
 def compare(work: Work, batch: int, length: int, ways: list[dict[str, Any]]) -> None:
     """Stop where two ways to compute the same disagree."""
-    answers = [work.answer({**options, "dependent_launch": flag}) for options in ways for flag in (False, True)]
+    answers = [work.answer(options) for options in ways for _ in range(2)]
     worst = max((float((answer - answers[0]).abs().max()) for answer in answers), default=0.0)
     if not worst < 1e-2:
         raise SystemExit(f"{batch} x {length}: answers differ by {worst}: {ways}")
@@ -203,9 +202,9 @@ def main() -> None:
         log.write(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__)
         for batch, length in LARGE:
             work = Work(batch, length, cold_layers(batch, length))
-            for dependent in (False, True):
-                found = log.time(work, batch, length, {"dependent_launch": dependent}, cold=True)
-                print(f"{batch} x {length}: {found['us']:.1f} us, {found['tb_s']:.2f} TB/s, {dependent=}", flush=True)
+            for options in LARGE_OPTIONS:
+                found = log.time(work, batch, length, options, cold=True)
+                print(f"{batch} x {length}: {found['us']:.1f} us, {found['tb_s']:.2f} TB/s  {options}", flush=True)
         del work
         gc.freeze()  # each capture collects garbage: let it not go through torch and Triton
         for batch, length in POINTS:

@@ -42,7 +42,7 @@ class CudaDecodeAttention:
     def _scratch_size(self) -> int:
         s = self._s
         sizes = (batch * self.splits_for(batch) for batch in range(1, s.max_batch + 1))
-        return max(sizes) * s.q_heads * (s.head_dim + 2)
+        return max(sizes) * s.q_heads * (s.head_dim + 1)
 
     def splits_for(self, rows: int) -> int:
         """A power of two that gives every multiprocessor a few programs, for any lengths."""

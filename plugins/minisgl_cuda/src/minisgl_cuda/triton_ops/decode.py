@@ -40,43 +40,50 @@ def _wait_for_previous_kernel(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
-def _cut(length, window, splits_log2, block_t):
+def _cut(length, window, SPLITS: tl.constexpr, block_t):
     """(visible keys, keys of a part): without a division, which would stand between the length and the keys."""
     visible = tl.minimum(length, window)
-    part = (visible + (1 << splits_log2) - 1) >> splits_log2
-    return visible, (part + block_t - 1) & -block_t
+    return visible, (tl.cdiv(visible, SPLITS) + block_t - 1) & -block_t
+
+
+@triton.jit
+def _join_some(
+    acc_ptr, log_ptr, at, step, begin, visible, part, DIM: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """AT_ONCE parts from ``begin``, of which the first has keys: (largest logarithm, mass and sum relative to it)"""
+    s, d = begin + tl.arange(0, AT_ONCE), tl.arange(0, BLOCK_D)
+    here = (s * part < visible)[:, None]
+    rows = at[None, :] + s[:, None] * step
+    # Past the first-level cache: another multiprocessor wrote them a moment ago.
+    logs = tl.load(log_ptr + rows, mask=here, other=float("-inf"), cache_modifier=".cg")
+    accs = tl.load(
+        acc_ptr + rows[:, :, None] * DIM + d[None, None, :], mask=here[:, :, None] & (d < DIM)[None, None, :],
+        other=0.0, cache_modifier=".cg",
+    )  # fmt: skip
+    top = tl.max(logs, axis=0)
+    share = tl.exp2(logs - top[None, :])
+    return top, tl.sum(share, axis=0), tl.sum(accs * share[:, :, None], axis=0)
 
 
 @triton.jit
 def _join(
-    acc_ptr, stat_ptr, at, step, visible, part, splits, DIM: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
+    acc_ptr, log_ptr, at, step, visible, part, SPLITS: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """(HEADS, BLOCK_D): the parts of some heads, joined by their statistics; ``at`` (HEADS): where part 0 stands."""
-    d = tl.arange(0, BLOCK_D)
-    top = tl.full([HEADS], float("-inf"), tl.float32)
-    mass = tl.zeros([HEADS], tl.float32)
-    total = tl.zeros([HEADS, BLOCK_D], tl.float32)
-    for begin in range(0, splits, AT_ONCE):
-        s = begin + tl.arange(0, AT_ONCE)
-        here, in_dim = (s * part < visible)[:, None], (d < DIM)[None, None, :]
-        rows = at[None, :] + s[:, None] * step
-        # Past the first-level cache: another multiprocessor wrote them a moment ago.
-        tops = tl.load(stat_ptr + rows * 2, mask=here, other=float("-inf"), cache_modifier=".cg")
-        masses = tl.load(stat_ptr + rows * 2 + 1, mask=here, other=0.0, cache_modifier=".cg")
-        accs = tl.load(
-            acc_ptr + rows[:, :, None] * DIM + d[None, None, :], mask=here[:, :, None] & in_dim, other=0.0,
-            cache_modifier=".cg",
-        )  # fmt: skip
-        new_top = tl.maximum(top, tl.max(tops, axis=0))
-        shrink, share = tl.exp2(top - new_top), tl.exp2(tops - new_top[None, :])
-        mass = mass * shrink + tl.sum(masses * share, axis=0)
-        total = total * shrink[:, None] + tl.sum(accs * share[:, :, None], axis=0)
-        top = new_top
+    """The parts of some heads, weighted by their masses; ``at`` (heads): where part 0 stands -> (heads, BLOCK_D)"""
+    top, mass, total = _join_some(acc_ptr, log_ptr, at, step, 0, visible, part, DIM, AT_ONCE, BLOCK_D)
+    if SPLITS > AT_ONCE:
+        for begin in range(AT_ONCE, tl.cdiv(visible, part), AT_ONCE):
+            more = _join_some(acc_ptr, log_ptr, at, step, begin, visible, part, DIM, AT_ONCE, BLOCK_D)
+            new_top = tl.maximum(top, more[0])
+            shrink, share = tl.exp2(top - new_top), tl.exp2(more[0] - new_top)
+            mass = mass * shrink + more[1] * share
+            total = total * shrink[:, None] + more[2] * share[:, None]
+            top = new_top
     return total / mass[:, None]
 
 
-@triton.jit(do_not_specialize=["splits_log2"])
+@triton.jit
 def _split_kernel(
     q_ptr,
     k_ptr,
@@ -86,7 +93,7 @@ def _split_kernel(
     lines_ptr,
     kv_lens_ptr,
     acc_ptr,
-    stat_ptr,
+    log_ptr,
     arrived_ptr,
     scale_log2,
     softcap,
@@ -98,9 +105,9 @@ def _split_kernel(
     head_stride,
     table_line,
     window,
-    splits_log2,
     G: tl.constexpr,
     DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
     CAP: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -114,7 +121,7 @@ def _split_kernel(
     """Per (row, kv head, split): attention to one part of the keys. JOIN: the last one joins the parts."""
     _wait_for_previous_kernel(DEPENDENT)
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    kv_heads, splits = tl.num_programs(1), tl.num_programs(2)
+    kv_heads = tl.num_programs(1)
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     in_head = (g < G)[:, None] & (d < DIM)[None, :]
     # What does not hang on the length is asked for before the length is known.
@@ -122,7 +129,7 @@ def _split_kernel(
     length = tl.load(kv_lens_ptr + row)
     q = tl.load(q_ptr + row * q_row + (head * G + g)[:, None] * q_head + d[None, :], mask=in_head, other=0.0)
     slots_ptr = table_ptr + line.to(tl.int64) * table_line
-    visible, part = _cut(length, window, splits_log2, BLOCK_T)
+    visible, part = _cut(length, window, SPLITS, BLOCK_T)
     # No line is negative: asked here, because its load would otherwise be moved behind this branch, and so behind that
     # of the length.
     if (split * part >= visible) | (line < 0):
@@ -155,46 +162,47 @@ def _split_kernel(
         mass = mass * shrink + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = new_top
-    out_ptr += row * out_row + head * G * out_head
-    if JOIN and part >= visible:
-        to = out_ptr + g[:, None] * out_head + d[None, :]
-        tl.store(to, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=in_head)
+    acc = acc / mass[:, None]
+    to = out_ptr + row * out_row + (head * G + g)[:, None] * out_head + d[None, :]
+    if JOIN and SPLITS == 1:
+        tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=in_head)
         return
-    base = (row * kv_heads + head) * splits * G
+    base = (row * kv_heads + head) * SPLITS * G
     mine = base + split * G + g
+    if JOIN and part >= visible:
+        tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=in_head)
+        return
     tl.store(acc_ptr + mine[:, None] * DIM + d[None, :], acc, mask=in_head)
-    tl.store(stat_ptr + mine * 2, top, mask=g < G)
-    tl.store(stat_ptr + mine * 2 + 1, mass, mask=g < G)
+    tl.store(log_ptr + mine, top + tl.log2(mass), mask=g < G)
     if JOIN:
         # One thread counts for the block: the barrier puts the other threads' stores before it, the release makes
         # them all visible to whoever acquires, and the count reaches every thread through a barrier again.
         tl.debug_barrier()
-        arrived = tl.atomic_add(arrived_ptr + row * kv_heads + head, 1, sem="acq_rel", scope="gpu")
+        arrived_ptr += row * kv_heads + head
+        arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu")
         if (arrived + 1) * part >= visible:
-            tl.store(arrived_ptr + row * kv_heads + head, 0)
+            tl.store(arrived_ptr, 0)
             j = tl.arange(0, JOIN_HEADS)
             # Lanes past the last head repeat it.
-            joined = _join(
-                acc_ptr, stat_ptr, base + tl.minimum(j, G - 1), G, visible, part, splits, DIM, JOIN_HEADS, AT_ONCE,
-                BLOCK_D,
-            )  # fmt: skip
-            to = out_ptr + j[:, None] * out_head + d[None, :]
-            tl.store(to, joined.to(out_ptr.dtype.element_ty), mask=(j < G)[:, None] & (d < DIM)[None, :])
+            firsts = base + tl.minimum(j, G - 1)
+            joined = _join(acc_ptr, log_ptr, firsts, G, visible, part, SPLITS, DIM, AT_ONCE, BLOCK_D)
+            here = out_ptr + row * out_row + (head * G + j)[:, None] * out_head + d[None, :]
+            tl.store(here, joined.to(out_ptr.dtype.element_ty), mask=(j < G)[:, None] & (d < DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["splits_log2"])
+@triton.jit
 def _combine_kernel(
     acc_ptr,
-    stat_ptr,
+    log_ptr,
     kv_lens_ptr,
     out_ptr,
     out_row,
     out_head,
     window,
-    splits_log2,
     block_t,
     G: tl.constexpr,
     DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     AT_ONCE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -203,10 +211,9 @@ def _combine_kernel(
     _wait_for_previous_kernel(DEPENDENT)
     row, q_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_heads = tl.num_programs(1) // G
-    visible, part = _cut(tl.load(kv_lens_ptr + row), window, splits_log2, block_t)
-    splits = 1 << splits_log2
-    at = (row * kv_heads + q_head // G) * splits * G + q_head % G + tl.zeros([1], tl.int64)
-    joined = _join(acc_ptr, stat_ptr, at, G, visible, part, splits, DIM, 1, AT_ONCE, BLOCK_D)
+    visible, part = _cut(tl.load(kv_lens_ptr + row), window, SPLITS, block_t)
+    at = (row * kv_heads + q_head // G) * SPLITS * G + q_head % G + tl.zeros([1], tl.int64)
+    joined = _join(acc_ptr, log_ptr, at, G, visible, part, SPLITS, DIM, AT_ONCE, BLOCK_D)
     d = tl.arange(0, BLOCK_D)[None, :]
     tl.store(out_ptr + row * out_row + q_head * out_head + d, joined.to(out_ptr.dtype.element_ty), mask=d < DIM)
 
@@ -234,23 +241,23 @@ def _decode_attention(
     kv_heads = k_cache.shape[2]
     group = q_heads // kv_heads
     size = rows * q_heads * splits
-    acc, stat = scratch[: size * dim], scratch[size * dim : size * (dim + 2)]
+    acc, log = scratch[: size * dim], scratch[size * dim : size * (dim + 1)]
     block_d, join_heads = triton.next_power_of_2(dim), triton.next_power_of_2(group)
     dependent = dependent and not INTERPRETED  # the interpreter runs one kernel after the other
-    capped, inside, log2 = softcap > 0, arrived is not None, splits.bit_length() - 1
+    capped, inside = softcap > 0, arrived is not None
+    at_once = max(1, min(splits, JOINED_AT_ONCE // (block_d * (join_heads if inside else 1))))
     _split_kernel[(rows, kv_heads, splits)](
-        q, k_cache, v_cache, out, table, lines, kv_lens, acc, stat, arrived if inside else lines,
+        q, k_cache, v_cache, out, table, lines, kv_lens, acc, log, arrived if inside else lines,
         scale if capped else scale * 1.4426950408889634, softcap, q.stride(0), q.stride(1), out.stride(0),
-        out.stride(1), k_cache.stride(1), k_cache.stride(2), table.stride(0), window, log2, G=group, DIM=dim,
+        out.stride(1), k_cache.stride(1), k_cache.stride(2), table.stride(0), window, G=group, DIM=dim, SPLITS=splits,
         CAP=capped, BLOCK_G=max(16, join_heads), BLOCK_D=block_d, BLOCK_T=block_t, UPCAST=INTERPRETED, JOIN=inside,
-        JOIN_HEADS=join_heads, AT_ONCE=max(1, min(64, JOINED_AT_ONCE // (join_heads * block_d))), DEPENDENT=dependent,
-        num_warps=warps, num_stages=stages, launch_pdl=dependent,
+        JOIN_HEADS=join_heads, AT_ONCE=at_once, DEPENDENT=dependent, num_warps=warps, num_stages=stages,
+        launch_pdl=dependent,
     )  # fmt: skip
     if inside:
         return
-    at_once = min(triton.next_power_of_2(splits), JOINED_AT_ONCE // block_d)
     _combine_kernel[(rows, q_heads)](
-        acc, stat, kv_lens, out, out.stride(0), out.stride(1), window, log2, block_t, G=group, DIM=dim,
+        acc, log, kv_lens, out, out.stride(0), out.stride(1), window, block_t, G=group, DIM=dim, SPLITS=splits,
         BLOCK_D=block_d, AT_ONCE=at_once, DEPENDENT=dependent, num_warps=2 if at_once * block_d < 8192 else 4,
         launch_pdl=dependent,
     )  # fmt: skip
@@ -265,5 +272,5 @@ decode_attention = library.register(
 )
 """q (B, H, D), caches (P+1, S, K, D), kv_lens (B,) -> out (B, H, D). Row b's token at position i is in slot
 ``table[lines[b], i]``: table (R, L), lines (B,). kv_lens of at least 1. softcap 0 = none; scratch float32 of B * H *
-splits * (D + 2); arrived: int32, B * K zeros that are zero again afterwards, to join the parts inside one launch, or
+splits * (D + 1); arrived: int32, B * K zeros that are zero again afterwards, to join the parts inside one launch, or
 None for two launches; dependent: programmatic dependent launches (compute capability 9.0)"""
