@@ -16,6 +16,8 @@ after which the process can use none of its device memory.
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 import triton
 import triton.language as tl
@@ -25,8 +27,8 @@ from .skinny import INTERPRETED
 
 __all__ = ["DEPENDENT_LAUNCH", "decode_attention"]
 
-DEPENDENT_LAUNCH = hasattr(tl.extra.cuda, "gdc_wait")
-"""Triton knows programmatic dependent launches."""
+DEPENDENT_LAUNCH = "_semantic" in inspect.signature(getattr(tl.extra.cuda, "gdc_wait", object)).parameters
+"""Triton has programmatic dependent launches. It has had their names for longer: what 3.4 has does not compile."""
 JOINED_AT_ONCE = 8192
 """Floats of partial results that one program holds while it joins."""
 
@@ -164,7 +166,7 @@ def _split_kernel(
         top = new_top
     acc = acc / mass[:, None]
     to = out_ptr + row * out_row + (head * G + g)[:, None] * out_head + d[None, :]
-    if JOIN and SPLITS == 1:
+    if JOIN and SPLITS == 1:  # known when compiling, which leaves out the rest
         tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=in_head)
         return
     base = (row * kv_heads + head) * SPLITS * G
