@@ -29,8 +29,8 @@ __all__ = ["DEPENDENT_LAUNCH", "decode_attention"]
 
 DEPENDENT_LAUNCH = "_semantic" in inspect.signature(getattr(tl.extra.cuda, "gdc_wait", object)).parameters
 """Triton has programmatic dependent launches. It has had their names for longer: what 3.4 has does not compile."""
-JOINED_AT_ONCE = 8192
-"""Floats of partial results that one program holds while it joins."""
+JOINED_PER_WARP = 2048
+"""Floats of partial results that a warp holds while it joins: 64 registers of each thread."""
 
 
 @triton.jit
@@ -247,7 +247,8 @@ def _decode_attention(
     block_d, join_heads = triton.next_power_of_2(dim), triton.next_power_of_2(group)
     dependent = dependent and not INTERPRETED  # the interpreter runs one kernel after the other
     capped, inside = softcap > 0, arrived is not None
-    at_once = max(1, min(splits, JOINED_AT_ONCE // (block_d * (join_heads if inside else 1))))
+    held = JOINED_PER_WARP * warps // (block_d * join_heads) if inside else JOINED_PER_WARP * 4 // block_d
+    at_once = max(1, min(splits, held))
     _split_kernel[(rows, kv_heads, splits)](
         q, k_cache, v_cache, out, table, lines, kv_lens, acc, log, arrived if inside else lines,
         scale if capped else scale * 1.4426950408889634, softcap, q.stride(0), q.stride(1), out.stride(0),
@@ -260,7 +261,7 @@ def _decode_attention(
         return
     _combine_kernel[(rows, q_heads)](
         acc, log, kv_lens, out, out.stride(0), out.stride(1), window, block_t, G=group, DIM=dim, SPLITS=splits,
-        BLOCK_D=block_d, AT_ONCE=at_once, DEPENDENT=dependent, num_warps=2 if at_once * block_d < 8192 else 4,
+        BLOCK_D=block_d, AT_ONCE=at_once, DEPENDENT=dependent, num_warps=2 if at_once * block_d <= JOINED_PER_WARP * 2 else 4,
         launch_pdl=dependent,
     )  # fmt: skip
 
