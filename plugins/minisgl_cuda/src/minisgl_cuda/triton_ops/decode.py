@@ -261,8 +261,8 @@ def _decode_attention(
         return
     _combine_kernel[(rows, q_heads)](
         acc, log, kv_lens, out, out.stride(0), out.stride(1), window, block_t, G=group, DIM=dim, SPLITS=splits,
-        BLOCK_D=block_d, AT_ONCE=at_once, DEPENDENT=dependent, num_warps=2 if at_once * block_d <= JOINED_PER_WARP * 2 else 4,
-        launch_pdl=dependent,
+        BLOCK_D=block_d, AT_ONCE=at_once, DEPENDENT=dependent,
+        num_warps=2 if at_once * block_d <= JOINED_PER_WARP * 2 else 4, launch_pdl=dependent,
     )  # fmt: skip
 
 
