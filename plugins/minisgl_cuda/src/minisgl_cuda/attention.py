@@ -14,7 +14,7 @@ from .triton_ops.decode import DEPENDENT_LAUNCH, decode_attention
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import AttentionSetup, BatchLike, KVPool
 
-__all__ = ["CudaDecodeAttention"]
+__all__ = ["CudaDecodeAttention", "shared_bytes"]
 
 NO_WINDOW = 2**30
 MAX_SPLITS = 64
@@ -24,6 +24,13 @@ bytes per cycle from the L2 cache, so that much in 0.6 us; a second launch takes
 """
 
 
+_KIB = 1024
+_SHARED_BYTES = {80: 163 * _KIB, 87: 163 * _KIB, 90: 227 * _KIB, 100: 227 * _KIB, 103: 227 * _KIB, 110: 227 * _KIB}
+"""By compute capability (CUDA C++ Programming Guide, technical specifications): what one block may have."""
+_LEAST_SHARED_BYTES = 99 * _KIB
+"""Of the others, 8.6, 8.9 and 12.x among them."""
+
+
 class CudaDecodeAttention:
     """Planless: reads lengths and slots on the device alone, so nothing is done per step but the launches."""
 
@@ -31,7 +38,7 @@ class CudaDecodeAttention:
         self._s = setup
         chosen = options or DecodeOptions()
         self._splits, self._programs, self._launches = chosen.splits, chosen.programs, chosen.launches
-        self._block_t, self._warps, self._stages = chosen.block_tokens, chosen.warps, chosen.stages
+        self._block_t, self._warps, self._stages = _keys_per_step(setup, chosen), chosen.warps, chosen.stages
         self._dependent = chosen.dependent_launch
         if self._dependent and not (DEPENDENT_LAUNCH and setup.platform.sm >= 90):
             raise _no_dependent_launch(setup.platform.sm)
@@ -111,6 +118,33 @@ class CudaDecodeAttention:
         """Drop the references to device memory."""
         self._pool = None
         self._scratch, self._arrived = self._scratch.new_empty(0), self._arrived.new_empty(0)
+
+
+def shared_bytes(keys: int, head_dim: int, itemsize: int) -> int:
+    """A bound of what the compiled kernel takes: keys and values of one step, 16 queries, and what reductions use."""
+    width = 1 << (head_dim - 1).bit_length()
+    return (2 * keys + 16) * width * itemsize + 9 * _KIB
+
+
+def _keys_per_step(setup: AttentionSetup, options: DecodeOptions) -> int:
+    wanted = options.block_tokens
+    if setup.device.type != "cuda":
+        return wanted or 64
+    room = _SHARED_BYTES.get(setup.platform.sm, _LEAST_SHARED_BYTES)
+    fitting = [n for n in (128, 64, 32, 16) if shared_bytes(n, setup.head_dim, setup.kv_dtype.itemsize) <= room]
+    if wanted is None:
+        return min(64, fitting[0])
+    if wanted in fitting:
+        return wanted
+    raise CannotRun(
+        Reason(
+            code="unsupported-option",
+            field="block_tokens",
+            wanted=f"{shared_bytes(wanted, setup.head_dim, setup.kv_dtype.itemsize)} bytes of shared memory",
+            supported=f"{room} on compute capability {setup.platform.sm // 10}.{setup.platform.sm % 10}",
+            fix=f"at most block_tokens = {fitting[0]}",
+        )
+    )
 
 
 def _no_dependent_launch(sm: int) -> CannotRun:

@@ -16,8 +16,8 @@ class DecodeOptions(BaseModel):
 
     splits: Literal[1, 2, 4, 8, 16, 32, 64] | None = None
     """Parts that each row's keys are cut into; None = by batch size."""
-    block_tokens: Literal[16, 32, 64, 128] = 64
-    """Keys per inner step."""
+    block_tokens: Literal[16, 32, 64, 128] | None = None
+    """Keys per inner step; None = 64, or as many as the device's shared memory holds."""
     programs: int = Field(default=264, ge=1)
     """How many programs to aim for when choosing the parts: a few per multiprocessor."""
     warps: Literal[1, 2, 4, 8] = 4
