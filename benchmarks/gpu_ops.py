@@ -1,10 +1,11 @@
 """Times the layer operations of ops:cuda on a GPU: CUDA C++, Triton, the core's composed ones.
 
-    python benchmarks/gpu_ops.py [--out ops.json]
+    python benchmarks/gpu_ops.py [--part layer|sample] [--out ops.json]
 
 Per operation and number of tokens: microseconds in a CUDA graph with the bytes that must move, and microseconds of host
-time per eager call. Then what one decoder layer costs the host. bfloat16. Without --out the JSON goes to $OUT if that
-is set.
+time per eager call. Then what one decoder layer costs the host. Then sampling, in Triton, of logits as models and as
+random weights give them, with the share of the rows that had to be searched whole. bfloat16. Without --out the JSON
+goes to $OUT if that is set.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +27,12 @@ from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.builtin.platform import CudaPlatform
-from minisgl_core.plugin_api import KVSetup, OpsSetup
+from minisgl_core.plugin_api import KVSetup, OpsSetup, SampleArgs
 from minisgl_cuda.kv_cpp import CudaKVKernels
 from minisgl_cuda.launch import CompiledLauncher
 from minisgl_cuda.ops import CudaOps
 from minisgl_cuda.ops_cpp import CompiledOps
+from minisgl_cuda.triton_ops import sample as sampling
 
 TOKENS = (1, 256, 8192)
 SLOTS, PAGE, POSITIONS, EPS = 65536, 16, 40960, 1e-6
@@ -39,6 +42,15 @@ BUFFERS = 4
 """In turn, so that small cases do not run from the L2 cache alone."""
 ROUNDS = 8
 """Through the buffers in one graph: its own launch should not count."""
+VOCAB, BATCHES = 151936, (1, 8, 64, 256)
+SAMPLED = {
+    "greedy": (sampling.GREEDY, 0.0, 0, 1.0),
+    "temperature": (sampling.RANDOM, 1.0, 0, 1.0),
+    "top-k": (sampling.FILTERED, 1.0, 20, 1.0),
+    "top-p": (sampling.FILTERED, 1.0, 0, 0.95),
+    "both": (sampling.FILTERED, 1.0, 20, 0.95),
+}
+"""(mode, temperature, top-k, top-p), the same in all rows"""
 CALLS, REPEATS = 60, 15
 """Eager calls per measurement, no more than a stream's queue holds; the fastest of the measurements counts."""
 
@@ -179,15 +191,62 @@ def backends_of(platform: CudaPlatform, m: Model) -> dict[str, Any]:
     }
 
 
-@torch.inference_mode()
-def main() -> None:
-    """Every case; print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out_dir = os.environ.get("OUT")
-    parser.add_argument("--out", type=Path, default=Path(out_dir) / "ops.json" if out_dir else None)
-    out = parser.parse_args().out
-    platform = CudaPlatform(0)
-    platform.activate()
+def logits_of(kind: str, batch: int) -> torch.Tensor:
+    """(batch, VOCAB): ``peaked``, where a few tokens of each row hold most of the mass, or ``flat``."""
+    logits = randn(batch, VOCAB)
+    if kind == "peaked":
+        places = torch.randint(0, VOCAB, (batch, 12), device="cuda")
+        logits = (2 * logits).scatter_add_(1, places, torch.linspace(8, 14, 12).to(logits).expand(batch, -1))
+    return logits
+
+
+def sample_args(batch: int, temperature: float, top_k: int, top_p: float) -> SampleArgs:
+    """Columns of one table, as the engine passes them."""
+    floats = torch.tensor([temperature, top_p, 0.0], device="cuda").repeat(batch, 1)
+    ints = torch.tensor([top_k, 0, 0], dtype=torch.int32, device="cuda").repeat(batch, 1)
+    ints[:, 1] = torch.arange(batch)
+    positions = torch.full((batch,), 1000, dtype=torch.int32, device="cuda")
+    return SampleArgs(floats[:, 0], ints[:, 0], floats[:, 1], floats[:, 2], ints[:, 1], ints[:, 2], positions)
+
+
+def searched_share(call: Callable[[], Any], rows: int) -> float:
+    """Of the rows of one filtered call: those whose gathered tokens did not hold all survivors."""
+    chosen: list[torch.Tensor] = []
+    launch = sampling.filter_rows
+
+    def noting(*args: Any) -> tuple[torch.Tensor, ...]:
+        found = launch(*args)
+        chosen.append(found[2][:rows])
+        return found
+
+    with patch.object(sampling, "filter_rows", noting):
+        call()
+    return float((chosen[0] < 0).float().mean())
+
+
+def measure_sampling() -> list[dict[str, Any]]:
+    """Every way to sample, at every batch size."""
+    found: list[dict[str, Any]] = []
+    print(f"{'sampling: us in a graph, TB/s of one reading':44s}" + "".join(f"{name:>20s}" for name in SAMPLED))
+    for kind in ("peaked", "flat"):
+        for batch in BATCHES:
+            buffers, size = [logits_of(kind, batch) for _ in range(BUFFERS)], batch * VOCAB * BYTES
+            line = f"{kind + ' x ' + str(batch):44s}"
+            for name, (mode, temperature, top_k, top_p) in SAMPLED.items():
+                args = sample_args(batch, temperature, top_k, top_p)
+                out = torch.empty(batch, device="cuda", dtype=torch.int32)
+                calls: Calls = [lambda x=x, a=args, o=out, m=mode: sampling.sample(o, x, *a, m) for x in buffers]  # type: ignore[misc]
+                share = searched_share(calls[0], batch) if mode == sampling.FILTERED else 0.0
+                us = graph_microseconds(calls * ROUNDS)
+                found.append({"op": "sample", "how": name, "logits": kind, "tokens": batch, "backend": "triton"})
+                found[-1] |= {"us": us, "bytes": size, "tb_s": size / us / 1e6, "searched_share": share}
+                line += f"{us:9.2f} {size / us / 1e6:5.2f} {share:4.0%}"
+            print(line)
+    return found
+
+
+def measure_layer(platform: CudaPlatform) -> list[dict[str, Any]]:
+    """Every operation of every model, then a layer of it."""
     rows: list[dict[str, Any]] = []
     for m in MODELS:
         backends = backends_of(platform, m)
@@ -209,9 +268,24 @@ def main() -> None:
             rows[-1]["host_us"] = layer_microseconds(ops, m, 64)
             line += f"{rows[-1]['host_us']:28.1f}"
         print(line)
-    if out is not None:
+    return rows
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Every case; print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out_dir = os.environ.get("OUT")
+    parser.add_argument("--out", type=Path, default=Path(out_dir) / "ops.json" if out_dir else None)
+    parser.add_argument("--part", choices=("layer", "sample"), help="only this one")
+    options = parser.parse_args()
+    platform = CudaPlatform(0)
+    platform.activate()
+    rows = measure_layer(platform) if options.part != "sample" else []
+    rows += measure_sampling() if options.part != "layer" else []
+    if options.out is not None:
         found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
