@@ -1,0 +1,64 @@
+"""The sampling kernels through Triton's compiler: what the interpreter does not check, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton.backends.nvidia", reason="sampling needs triton, and its NVIDIA part to compile")
+
+COMPILER = """
+import json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from minisgl_cuda.triton_ops import filter, sample
+
+FLOATS = ("top_ptr", "group_ptr", "temperature_ptr", "top_p_ptr", "min_p_ptr", "near_x_ptr", "score_ptr")
+found = []
+for name, sm, dtype, warps, constants in json.loads(sys.argv[1]):
+    kernel = getattr(filter if hasattr(filter, name) else sample, name)
+    known = dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(constants, "constexpr")
+    known |= {"logits_ptr": dtype, "total_ptr": "*i64"}
+    types = {arg: known.get(arg, "*i32" if arg.endswith("_ptr") else "i32") for arg in kernel.arg_names}
+    given = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
+    source = ASTSource(kernel, types, given, {})
+    found.append(triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": warps}).asm["ptx"])
+print(json.dumps(found))
+"""
+
+MAXIMA: dict[str, Any] = {"FILTER": True, "BLOCK": 4096, "PER_SLICE": 16}
+GATHER: dict[str, Any] = {"BLOCK": 4096, "SLICES": 64, "PER_SLICE": 16, "GROUPS": 1024, "ROOM": 2048}
+FINISH: dict[str, Any] = {"BLOCK": 4096, "SLICES": 64, "ROOM": 2048, "BITS": 16}
+SCORE: dict[str, Any] = {"FILTER": True, "BLOCK": 4096, "SLICES": 64}
+PICK: dict[str, Any] = {"RANDOM": True, "FILTER": True, "SLICES": 64}
+
+
+def test_every_kernel_compiles_and_counts_without_waiting(tmp_path: Path) -> None:
+    kernels = [
+        ("_max_kernel", 90, "*bf16", 4, MAXIMA),
+        ("gather_kernel", 90, "*bf16", 8, GATHER),
+        ("finish_kernel", 90, "*bf16", 16, FINISH),
+        ("_score_kernel", 90, "*bf16", 4, SCORE),
+        ("_pick_kernel", 90, "*bf16", 1, PICK),
+        ("gather_kernel", 80, "*fp32", 8, GATHER),
+        ("finish_kernel", 80, "*fp32", 16, FINISH | {"BITS": 32}),
+    ]
+    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    settings |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER, json.dumps(kernels)], capture_output=True, text=True, env=settings, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for (name, *_), code in zip(kernels, json.loads(done.stdout), strict=True):
+        atomics = set(re.findall(r"(?:atom|red)\.global\S*", code))
+        # A part asks where its tokens go; nobody reads the mass before the next kernel.
+        wanted = {"atom.global.gpu.relaxed.add.u32", "red.global.gpu.relaxed.add.u64"}
+        assert atomics == (wanted if name == "gather_kernel" else set()), (name, atomics)
