@@ -192,6 +192,14 @@ def test_equals_survive_top_k_together_and_top_p_by_id(name: str, vocab: int) ->
         assert all(found.settled)
 
 
+def test_more_equals_than_can_be_gathered() -> None:
+    rows = [Row(top_k=20, seed=seed) for seed in range(6)]
+    logits = torch.ones(len(rows), module.ROOM + 900, dtype=torch.bfloat16)
+    found = run(logits, rows)
+    judge(logits, rows, found)
+    assert not any(found.settled) and max(found.tokens) >= module.ROOM
+
+
 def test_few_values_in_a_wide_row() -> None:
     logits = TIED_ROWS["few values"](VOCAB)[None].bfloat16()
     rows = [Row(top_k=20, top_p=0.5)]
