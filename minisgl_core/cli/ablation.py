@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import math
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +82,34 @@ def _ablation(
     from minisgl_core.bench import variants
 
     names = [name.strip() for name in (rows or "").split(",") if name.strip()]
+    if rows is not None and not names:
+        raise UsageError(f"--rows is {rows!r}", field="--rows", value=rows, remedy="name rows, or leave it out for all")
+    if row_limit is not None and math.isnan(row_limit):
+        raise UsageError("--row-limit is nan", field="--row-limit", value=row_limit, remedy="give seconds")
     chosen = variants.choose_variants(names, _part(part), variants.VARIANTS)
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot is {str(plot)!r}", field="--plot", value=str(plot), remedy="name a .svg file")
+    for name, target in (("--out", out), ("--plot", plot)):
+        if target is not None:
+            _check_writable(name, target)
     return Ablation(chosen, out, plot, row_limit or 600.0)
+
+
+def _check_writable(name: str, target: Path) -> None:
+    """Before anything is measured. Raises :class:`UsageError`."""
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{name} {target} cannot be written: {error.strerror}",
+            field=name,
+            value=str(target),
+            remedy="name a file in a folder that you may write to",
+        ) from error
 
 
 def _part(text: str | None) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
 from minisgl_core.settings.schema import Settings
@@ -75,6 +76,8 @@ def command(
         return _measure(config, settings, workload, name, runs or 3, against, short, as_json)
 
     peer_rows(mode, geometry_name or "", against)  # an unknown name must not cost a measurement
+    if geometry_name and settings.sources.get("model.path") == "--model":
+        raise UsageError("--model and --geometry are both given", field="--geometry", remedy="give one of them")
     if geometry_name:
         with model_folder(geometry(geometry_name)) as folder:
             return run(folder, geometry_name, True)

@@ -278,7 +278,7 @@ def _identity(choice: Choice) -> tuple[str, str, str]:
 
 def capture_sizes(config: EngineConfig, plan: Plan) -> tuple[int, ...]:
     """Batch sizes to record: 1, 2, 4, then multiples of 8, up to the largest asked for."""
-    if plan.choice("graph").graph == "never" or not config.cuda_graph_modes:
+    if not plan.graph or plan.choice("graph").graph == "never" or not config.cuda_graph_modes:
         return ()
     largest = config.max_running_req if config.graph_max_bs is None else config.graph_max_bs
     largest = min(largest, config.max_running_req)

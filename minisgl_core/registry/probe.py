@@ -172,7 +172,7 @@ def detect_device(kind: str = "auto") -> DeviceFacts:
             f"no CUDA device can be used: {problem}",
             field="device",
             value=kind,
-            remedy="use device=cpu, or see nvidia-smi",
+            remedy="take the CPU (--device cpu), or see nvidia-smi",
         )
     return found or _CPU
 

@@ -150,6 +150,12 @@ def test_bars_by_hand() -> None:
         (("--ablate", "--part", "x"), "give I/N"),
         (("--ablate", "--rows", "grafs"), "did you mean 'graphs"),
         (("--ablate", "--plot", "x.png"), "name a .svg file"),
+        (("--ablate", "--rows", ","), "name rows, or leave it out"),
+        (("--ablate", "--row-limit", "nan"), "--row-limit is nan"),
+        (("--ablate", "--out", "/proc/a.json"), "--out /proc/a.json cannot be written"),
+        (("--ablate", "--plot", "/proc/self/status/a.svg"), "cannot be written"),
+        (("--ablate", "--out", "/"), "--out / cannot be written"),
+        (("--model", "demo"), "--model and --geometry are both given"),
     ],
 )
 def test_options_that_mean_nothing(

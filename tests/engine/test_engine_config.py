@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from minisgl_core.core import SamplingParams
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import EngineConfig
+from minisgl_core.engine.setups import capture_sizes
 from minisgl_core.errors import AdmissionError, ConfigError
 
 
@@ -107,3 +109,9 @@ def test_good_settings_of_every_kind() -> None:
         memory_ratio=1,
         seed=2**64 - 1,
     )
+
+
+@pytest.mark.parametrize(("graph", "sizes"), [(True, (1, 2, 4, 8, 12)), (False, ())])
+def test_a_plan_without_graphs_records_none_whatever_runner_is_named(graph: bool, sizes: tuple[int, ...]) -> None:
+    plan: Any = SimpleNamespace(graph=graph, choice=lambda role: SimpleNamespace(graph="always"))
+    assert capture_sizes(EngineConfig("m", max_running_req=12), plan) == sizes

@@ -153,6 +153,39 @@ def test_parts_of_a_run_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["--merge", *map(str, paths)]) == 1
 
 
+def test_a_missing_part_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reports = [made(Record("a", "ok")), made(Record("b", "ok"))]
+    paths = [tmp_path / "1.json", tmp_path / "2.json"]
+    for number, (report, path) in enumerate(zip(reports, paths, strict=True), 1):
+        report.header = {**report.header, "options": {"part": f"{number}/2"}}
+        report.write(path)
+    assert main(["--merge", str(paths[0])]) == 1
+    assert "part 2/2" in capsys.readouterr().out
+    assert main(["--merge", *map(str, paths)]) == 0
+
+
+def test_only_reports_of_one_installation_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / "old.json", tmp_path / "new.json"]
+    for version, path in zip(("0.0.1", "0.1.0"), paths, strict=True):
+        report = made(Record("a", "ok"))
+        report.header = {**report.header, "versions": {"minisgl-core": version}}
+        report.write(path)
+    assert main(["--merge", *map(str, paths)]) == 2
+    assert "2 sets of versions" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, blocked = tmp_path / "one.json", tmp_path / "file"
+    made(Record("a", "ok")).write(path)
+    blocked.touch()
+    for target in (tmp_path, blocked / "report.json"):
+        assert main(["--merge", str(path), "--json", str(target)]) == 2
+        assert "cannot be written" in capsys.readouterr().err
+    assert main(["--device", "cpu", "--only", "versions", "--keep", str(blocked / "logs")]) == 2
+    assert "nothing can be kept" in capsys.readouterr().err
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "one.json"]
+
+
 def test_only_reports_of_one_device_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / "gpu.json", tmp_path / "cpu.json"]
     made(Record("a", "ok")).write(paths[0])

@@ -137,8 +137,16 @@ def _environment(quick: bool, jobs: int) -> dict[str, str]:
 @contextlib.contextmanager
 def _scratch(kept: Path | None) -> Iterator[Path]:
     if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="gpu-check-", dir=kept)).resolve()
+        try:
+            kept.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="gpu-check-", dir=kept)).resolve()
+        except OSError as error:
+            raise UsageError(
+                f"nothing can be kept in {kept}: {error.strerror}",
+                field="--keep",
+                value=str(kept),
+                remedy="name a folder that you may write to",
+            ) from error
         print(f"models and logs: {folder}")
         yield folder
         return

@@ -173,7 +173,7 @@ class _Attempt:
         self._figures: dict[str, Any] = {}
 
     def run(self) -> int:
-        """How many checks are done with, at least one."""
+        """How many checks are done with, at least one; all if the run is being ended."""
         settings, first = self._settings, self._checks[0]
         logs = settings.scratch / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -196,6 +196,8 @@ class _Attempt:
             problem = self._listen(pipe.fileno())
             code = self._children.end(process) if problem else process.wait()
             self._children.forget(process)
+        if self._children.closed:  # ended with the run: nobody asks why, and the logs may be gone already
+            return len(self._checks)
         if self._done == 0 or self._running:
             self._report_loss(problem or _died(code), log)
         elif code and not problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -108,11 +109,21 @@ class Report:
         )
 
     def write(self, path: Path) -> None:
-        """Written beside and renamed: whoever reads it finds a whole report."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Written beside and renamed: whoever reads it finds a whole report. Raises :class:`UsageError`."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        draft.replace(path)
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+            draft.replace(path)
+        except OSError as error:
+            raise UsageError(
+                f"the report {path} cannot be written: {error.strerror}",
+                field="--json",
+                value=str(path),
+                remedy="name a file in a folder that you may write to",
+            ) from error
 
     def show(self, console: Console) -> None:
         """The table, what failed, and the verdict."""
@@ -168,7 +179,8 @@ def _together(records: Sequence[Record]) -> str:
 def merged(reports: Sequence[Report]) -> Report:
     """One report of several parts of a run. Of two records of one check the later that was finished counts.
 
-    Raises :class:`UsageError` unless all are of one kind of device.
+    A part that is missing counts as an unfinished check. Raises :class:`UsageError` unless all are of one kind of
+    device and of the same versions.
     """
     devices = {json.dumps(report.header.get("device"), sort_keys=True) for report in reports}
     if len(devices) != 1:
@@ -178,13 +190,31 @@ def merged(reports: Sequence[Report]) -> Report:
             value=len(devices),
             remedy="merge reports of one device",
         )
+    versions = {json.dumps(report.header.get("versions"), sort_keys=True) for report in reports}
+    if len(versions) != 1:
+        raise UsageError(
+            f"the reports are of {len(versions)} sets of versions",
+            field="--merge",
+            value=len(versions),
+            remedy="merge reports of one installation",
+        )
     whole = Report({**reports[0].header, "parts": [dict(report.header) for report in reports]})
     for report in reports:
         whole.seconds += report.seconds
         for name, record in report.records.items():
             if record.status != "unfinished" or name not in whole.records:
                 whole.records[name] = record
+    for name in _missing_parts(reports):
+        whole.records[name] = Record(name, "unfinished", error=("no report of it was given",))
     return whole
+
+
+def _missing_parts(reports: Sequence[Report]) -> list[str]:
+    """Such as ``part 2/3``: of runs that were cut into parts, those whose report is not there."""
+    given = {str(part) for report in reports if (part := report.header.get("options", {}).get("part"))}
+    counts = {int(part.partition("/")[2]) for part in given}
+    wanted = [f"{number}/{count}" for count in sorted(counts) for number in range(1, count + 1)]
+    return [f"part {part}" for part in wanted if part not in given]
 
 
 def header_of(device: DeviceFacts, versions: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
