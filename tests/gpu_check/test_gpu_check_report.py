@@ -159,9 +159,13 @@ def test_a_missing_part_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture
     for number, (report, path) in enumerate(zip(reports, paths, strict=True), 1):
         report.header = {**report.header, "options": {"part": f"{number}/2"}}
         report.write(path)
-    assert main(["--merge", str(paths[0])]) == 1
+    half, whole = tmp_path / "half.json", tmp_path / "whole.json"
+    assert main(["--merge", str(paths[0]), "--json", str(half)]) == 1
     assert "part 2/2" in capsys.readouterr().out
-    assert main(["--merge", *map(str, paths)]) == 0
+    assert main(["--merge", *map(str, paths), "--json", str(whole)]) == 0
+    for joined in ([half, paths[1]], [paths[1], half], [whole], [whole, half]):  # joined ones may be joined again
+        assert main(["--merge", *map(str, joined)]) == 0
+    assert main(["--merge", str(half)]) == 1
 
 
 def test_only_reports_of_one_installation_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ __all__ = ["Report", "default_path", "merged"]
 
 FORMAT: Final = 1
 NOT_YET: Final = "it was not run"
+NO_REPORT: Final = ("no report of it was given",)
 STYLES: Final = {"ok": "green", "failed": "bold red", "skipped": "yellow", "unfinished": "red"}
 
 
@@ -202,16 +203,25 @@ def merged(reports: Sequence[Report]) -> Report:
     for report in reports:
         whole.seconds += report.seconds
         for name, record in report.records.items():
+            if record.error == NO_REPORT:  # a part that was missing then: it is looked for anew below
+                continue
             if record.status != "unfinished" or name not in whole.records:
                 whole.records[name] = record
     for name in _missing_parts(reports):
-        whole.records[name] = Record(name, "unfinished", error=("no report of it was given",))
+        whole.records[name] = Record(name, "unfinished", error=NO_REPORT)
     return whole
+
+
+def _runs(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The headers of all runs behind a report, which may be a joined one."""
+    parts = header.get("parts")
+    return [header] if parts is None else [run for part in parts for run in _runs(part)]
 
 
 def _missing_parts(reports: Sequence[Report]) -> list[str]:
     """Such as ``part 2/3``: of runs that were cut into parts, those whose report is not there."""
-    given = {str(part) for report in reports if (part := report.header.get("options", {}).get("part"))}
+    runs = [run for report in reports for run in _runs(report.header)]
+    given = {str(part) for run in runs if (part := run.get("options", {}).get("part"))}
     counts = {int(part.partition("/")[2]) for part in given}
     wanted = [f"{number}/{count}" for count in sorted(counts) for number in range(1, count + 1)]
     return [f"part {part}" for part in wanted if part not in given]
