@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
 from minisgl_core.settings.schema import Settings
@@ -14,7 +13,7 @@ from minisgl_core.settings.schema import Settings
 from .ablation import Ablation, ablation_options, run_ablation
 from .options import settings_options
 from .output import json_option, print_json, print_table
-from .start import find_model, plan_line, refuse_choice, shows_progress
+from .start import find_model, plan_line, refuse_choice, refuse_two_models, shows_progress
 
 if TYPE_CHECKING:
     from minisgl_core.bench import Workload
@@ -76,8 +75,7 @@ def command(
         return _measure(config, settings, workload, name, runs or 3, against, short, as_json)
 
     peer_rows(mode, geometry_name or "", against)  # an unknown name must not cost a measurement
-    if geometry_name and settings.sources.get("model.path") == "--model":
-        raise UsageError("--model and --geometry are both given", field="--geometry", remedy="give one of them")
+    refuse_two_models(settings, geometry_name)
     if geometry_name:
         with model_folder(geometry(geometry_name)) as folder:
             return run(folder, geometry_name, True)

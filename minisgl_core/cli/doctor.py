@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from minisgl_core.doctor import Diagnosis, diagnose
-from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import ModelConfig, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
 from minisgl_core.registry import detect_device
@@ -16,7 +15,7 @@ from minisgl_core.settings.schema import Settings
 from .explain import plan_query
 from .options import settings_options
 from .output import json_option, print_json, print_table
-from .start import find_model
+from .start import find_model, refuse_two_models
 
 __all__ = ["command"]
 
@@ -53,8 +52,7 @@ def command(settings: Settings, geometry_name: str | None, timeout_s: float, as_
 
 def _model(settings: Settings, geometry_name: str | None) -> tuple[ModelConfig | None, Path | None]:
     """(its config, where its weights are); nothing is downloaded unless it is named."""
-    if geometry_name and settings.sources.get("model.path") == "--model":
-        raise UsageError("--model and --geometry are both given", field="--geometry", remedy="give one of them")
+    refuse_two_models(settings, geometry_name)
     if geometry_name:
         return geometry(geometry_name), None
     if not settings.model.path:

@@ -21,7 +21,7 @@ from minisgl_core.settings.schema import Settings
 from .measured import calibration_json, print_calibration
 from .options import settings_options
 from .output import json_option, print_json, print_table
-from .start import find_model
+from .start import find_model, refuse_two_models
 
 __all__ = ["command", "model_of", "plan_query"]
 
@@ -90,8 +90,7 @@ def plan_query(settings: Settings, model: ModelConfig, device: DeviceFacts) -> P
 
 def model_of(settings: Settings, geometry_name: str | None) -> ModelConfig:
     """The config of ``--model`` or ``--geometry``."""
-    if geometry_name and settings.sources.get("model.path") == "--model":
-        raise UsageError("--model and --geometry are both given", field="--geometry", remedy="give one of them")
+    refuse_two_models(settings, geometry_name)
     if geometry_name:
         return geometry(geometry_name)
     if not settings.model.path:

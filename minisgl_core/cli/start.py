@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
     from .prompts import Prompt
 
-__all__ = ["find_model", "need_tokenizer", "plan_line", "refuse_choice", "refuse_early", "shows_progress", "start_llm"]
+__all__ = [
+    "find_model",
+    "need_tokenizer",
+    "plan_line",
+    "refuse_choice",
+    "refuse_early",
+    "refuse_two_models",
+    "shows_progress",
+    "start_llm",
+]
 
 _ROLES_SHOWN: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear")
 """The others follow from device and model."""
@@ -33,6 +42,12 @@ def find_model(settings: Settings) -> Path:
     from minisgl_core.demo_model import DEMO_NAME, resolve_model_path
 
     return resolve_model_path(settings.model.path or DEMO_NAME)
+
+
+def refuse_two_models(settings: Settings, geometry_name: str | None) -> None:
+    """A geometry stands in for a model of a file or a variable, not for one that is named beside it."""
+    if geometry_name and settings.sources.get("model.path") == "--model":
+        raise UsageError("--model and --geometry are both given", field="--geometry", remedy="give one of them")
 
 
 def refuse_choice(settings: Settings) -> None:

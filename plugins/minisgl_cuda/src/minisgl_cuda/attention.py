@@ -22,8 +22,6 @@ JOINED_BYTES = 64 * 1024
 """Partial results that one program may read to join them. A rule, not a measurement: a multiprocessor reads about 64
 bytes per cycle from the L2 cache, so that much in 0.6 us; a second launch takes 1 us in a graph, and then it loads too.
 """
-
-
 _KIB = 1024
 _SHARED_BYTES = {80: 163 * _KIB, 87: 163 * _KIB, 90: 227 * _KIB, 100: 227 * _KIB, 103: 227 * _KIB, 110: 227 * _KIB}
 """By compute capability (CUDA C++ Programming Guide, technical specifications): what one block may have."""
