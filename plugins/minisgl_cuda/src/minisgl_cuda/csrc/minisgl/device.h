@@ -122,4 +122,86 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
+// Thread-block clusters, on GPUs that have them: neighbours along x of the grid that run at the same time and may write
+// into each other's shared memory. Without clusters, and on other GPUs, each block is a cluster of its own.
+
+// This block's number in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+#if __CUDA_ARCH__ >= 900
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+#else
+    return 0;
+#endif
+}
+
+// The blocks of a cluster.
+__device__ __forceinline__ unsigned cluster_size() {
+#if __CUDA_ARCH__ >= 900
+    unsigned size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+#else
+    return 1;
+#endif
+}
+
+// A barrier of all threads of a cluster, in two steps, each taken once by each thread in turn. What a thread wrote
+// before it arrived, to any memory, is seen by those that have waited. The forms without `.aligned` are right for warps
+// that have diverged, too.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#else
+    __syncthreads();  // which does for both steps: nobody waits who has not arrived
+#endif
+}
+
+// Writes to block `rank` of the cluster, at the place that `at` is in this block's shared memory. That block must have
+// started, which a barrier of the cluster tells, and may not end before another one. T is float or Bytes16.
+template <class T>
+__device__ void store_remote(T* at, unsigned rank, const T& value) = delete;
+
+template <>
+__device__ __forceinline__ void store_remote<float>(float* at, unsigned rank, const float& value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n\t"
+        ".reg .b32 there;\n\t"
+        "mapa.shared::cluster.u32 there, %0, %1;\n\t"
+        "st.shared::cluster.f32 [there], %2;\n\t"
+        "}"
+        :
+        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(rank), "f"(value)
+        : "memory");
+#else
+    *at = value;
+#endif
+}
+
+template <>
+__device__ __forceinline__ void store_remote<Bytes16>(Bytes16* at, unsigned rank, const Bytes16& value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n\t"
+        ".reg .b32 there;\n\t"
+        "mapa.shared::cluster.u32 there, %0, %1;\n\t"
+        "st.shared::cluster.v4.u32 [there], {%2, %3, %4, %5};\n\t"
+        "}"
+        :
+        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(rank), "r"(value.words[0]), "r"(value.words[1]),
+          "r"(value.words[2]), "r"(value.words[3])
+        : "memory");
+#else
+    *at = value;
+#endif
+}
+
 }  // namespace minisgl
