@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from minisgl_core.errors import UsageError
+from minisgl_core.files import require_writable_file, write_whole
 
 from .output import print_json, print_table
 
@@ -91,25 +89,8 @@ def _ablation(
         raise UsageError(f"--plot is {str(plot)!r}", field="--plot", value=str(plot), remedy="name a .svg file")
     for name, target in (("--out", out), ("--plot", plot)):
         if target is not None:
-            _check_writable(name, target)
+            require_writable_file(target, name, field=name)
     return Ablation(chosen, out, plot, row_limit or 600.0)
-
-
-def _check_writable(name: str, target: Path) -> None:
-    """Before anything is measured. Raises :class:`UsageError`."""
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"{name} {target} cannot be written: {error.strerror}",
-            field=name,
-            value=str(target),
-            remedy="name a file in a folder that you may write to",
-        ) from error
 
 
 def _part(text: str | None) -> tuple[int, int]:
@@ -142,7 +123,7 @@ def run_ablation(
     for row in ablate(Job(config, mode, workloads, tp_size, runs), ablation.variants, ablation.row_limit):
         rows.append(row)
         if ablation.out is not None:
-            _keep(content, ablation.out)
+            write_whole(ablation.out, json.dumps(content, indent=1) + "\n", "--out", field="--out")
         click.echo(_line(row), err=True)
     if as_json:
         print_json(content)
@@ -152,14 +133,6 @@ def run_ablation(
     if ablation.plot:
         _draw(rows, f"{mode}, {name}", ablation.plot)
     return 0 if "rate" in rows[0] else 1
-
-
-def _keep(content: Mapping[str, Any], path: Path) -> None:
-    """Whole or not at all: what was measured before an end by force stays readable."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f"{path.suffix}.tmp")
-    fresh.write_text(json.dumps(content, indent=1) + "\n")
-    fresh.replace(path)
 
 
 def _title(row: Mapping[str, Any], mode: str) -> str:
@@ -182,5 +155,5 @@ def _draw(rows: list[dict[str, Any]], title: str, target: Path) -> None:
     from minisgl_core.bench.plot import bar_chart
 
     bars = [(_title(row, rows[0]["mode"]), row["relative"]) for row in rows if row["relative"] is not None]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(bar_chart(f"{title}: tokens per second, relative to the default", bars))
+    chart = bar_chart(f"{title}: tokens per second, relative to the default", bars)
+    write_whole(target, chart, "--plot", field="--plot")

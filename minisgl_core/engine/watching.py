@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,8 @@ from minisgl_core.capsule.shadow import Shadow
 from minisgl_core.capsule.steps import StepChoice
 from minisgl_core.capsule.watch import RoleWatch, WatchedModel
 from minisgl_core.env import ENV
-from minisgl_core.errors import ConfigError, UsageError
+from minisgl_core.errors import ConfigError
+from minisgl_core.files import require_writable_folder
 from minisgl_core.registry import build
 
 from .planning import shadow_choices
@@ -141,19 +141,14 @@ def _capsule_folder(config: EngineConfig) -> Path:
 
     Raises :class:`~minisgl_core.errors.UsageError` if nothing can be written there.
     """
-    folder = Path(config.record) if config.record else ENV.CACHE_DIR.value / "capsules"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        variable = ENV.CACHE_DIR.name
-        raise UsageError(
-            f"capsules cannot be written to {str(folder)!r}: {error.strerror or error}",
-            field="record" if config.record else variable,
-            value=str(folder),
-            remedy=f"{'name' if config.record else f'set {variable} to'} a folder that can be written",
-        ) from error
+    if config.record:
+        folder = Path(config.record)
+        require_writable_folder(folder, "capsules", field="record")
+        return folder
+    folder, variable = ENV.CACHE_DIR.value / "capsules", ENV.CACHE_DIR.name
+    require_writable_folder(
+        folder, "capsules", field=variable, remedy=f"set {variable} to a folder that you may write to"
+    )
     return folder
 
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_written_is_a_wrong_call(tmp_path: Path, capsys: pytest.C
         assert main(["--merge", str(path), "--json", str(target)]) == 2
         assert "cannot be written" in capsys.readouterr().err
     assert main(["--device", "cpu", "--only", "versions", "--keep", str(blocked / "logs")]) == 2
-    assert "nothing can be kept" in capsys.readouterr().err
+    assert "models and logs cannot be written to" in capsys.readouterr().err
     assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "one.json"]
 
 

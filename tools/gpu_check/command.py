@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from minisgl_core.errors import MinisglError, UsageError
+from minisgl_core.files import require_writable_folder
 from minisgl_core.registry import detect_device
 
 from .checks import NO_COMPILATION, Check, Record
@@ -137,16 +138,8 @@ def _environment(quick: bool, jobs: int) -> dict[str, str]:
 @contextlib.contextmanager
 def _scratch(kept: Path | None) -> Iterator[Path]:
     if kept is not None:
-        try:
-            kept.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix="gpu-check-", dir=kept)).resolve()
-        except OSError as error:
-            raise UsageError(
-                f"nothing can be kept in {kept}: {error.strerror}",
-                field="--keep",
-                value=str(kept),
-                remedy="name a folder that you may write to",
-            ) from error
+        require_writable_folder(kept, "models and logs", field="--keep")
+        folder = Path(tempfile.mkdtemp(prefix="gpu-check-", dir=kept)).resolve()
         print(f"models and logs: {folder}")
         yield folder
         return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import time
 from collections import Counter
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from minisgl_core.errors import UsageError
+from minisgl_core.files import write_whole
 
 from .checks import ROOT, STATUSES, Check, Record
 
@@ -110,21 +109,8 @@ class Report:
         )
 
     def write(self, path: Path) -> None:
-        """Written beside and renamed: whoever reads it finds a whole report. Raises :class:`UsageError`."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-            draft.replace(path)
-        except OSError as error:
-            raise UsageError(
-                f"the report {path} cannot be written: {error.strerror}",
-                field="--json",
-                value=str(path),
-                remedy="name a file in a folder that you may write to",
-            ) from error
+        """Whoever reads it finds a whole report. Raises :class:`UsageError`."""
+        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n", "the report", field="--json")
 
     def show(self, console: Console) -> None:
         """The table, what failed, and the verdict."""

@@ -1,0 +1,74 @@
+"""Files that results go to: tried out before the work whose result they hold, and written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from .errors import UsageError
+
+__all__ = ["require_writable_file", "require_writable_folder", "write_whole"]
+
+_ANOTHER_FILE: Final = "name a file in a folder that you may write to"
+_ANOTHER_FOLDER: Final = "name a folder that you may write to"
+
+
+def require_writable_folder(folder: Path, what: str, *, field: str, remedy: str = _ANOTHER_FOLDER) -> None:
+    """Make the folder if it is not there, and try a file in it: ``what`` is to go there, perhaps much later.
+
+    Raises :class:`UsageError`, about ``field``, if it cannot be made or written to.
+    """
+    with _refusing(f"{what} cannot be written to {str(folder)!r}", folder, field, remedy):
+        _try_folder(folder)
+
+
+def require_writable_file(path: Path, what: str, *, field: str) -> None:
+    """The same for one file, which need not exist and is not changed; ``what`` stands before its path in the message.
+
+    Raises :class:`UsageError`, for a folder and a device too.
+    """
+    with _refusing(f"{what} {path} cannot be written", path, field, _ANOTHER_FILE):
+        _try_file(path)
+
+
+def write_whole(path: Path, text: str, what: str, *, field: str) -> None:
+    """Write beside and rename: whoever reads the file finds the old content or the new one.
+
+    Raises :class:`UsageError` as :func:`require_writable_file` does, and if the disk has no room.
+    """
+    with _refusing(f"{what} {path} cannot be written", path, field, _ANOTHER_FILE):
+        _try_file(path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _refusing(message: str, path: Path, field: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"{message}: {why}", field=field, value=str(path), remedy=remedy) from error
+
+
+def _try_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():  # mkdir would say that it exists
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _try_file(path: Path) -> None:
+    if path.exists() and not path.is_file():  # a device would be replaced by a file
+        raise OSError(f"it is {'a folder' if path.is_dir() else 'no regular file'}")
+    _try_folder(path.parent)
