@@ -11,7 +11,6 @@ one left-padded batch.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -34,10 +33,12 @@ from minisgl_core import __version__
 from minisgl_core.checkpoint import open_source
 from minisgl_core.core import SamplingParams
 from minisgl_core.demo_model import ensure_demo_model
+from minisgl_core.errors import UsageError
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 
 sys.path.insert(0, str(Path(__file__).parent))
+from commandline import Parser, output, positive, run
 from host_step import host_microseconds
 
 DECODE_TOKENS, PROMPT_LEN, PREFILL_LEN = 32, 32, 512
@@ -104,7 +105,12 @@ def reference_model(path: Path, dtype: torch.dtype) -> Any:
     whole = {name: source.read(name, (slice(None),) * len(source.shape(name))) for name in source.names()}
     missing, unexpected = model.load_state_dict(whole, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
-        raise SystemExit(f"the reference model differs: missing {missing}, unexpected {unexpected}")
+        raise UsageError(
+            f"the model is not transformers' Llama: missing {missing}, unexpected {unexpected}",
+            field="--model",
+            value=str(path),
+            remedy="name a model of that family",
+        )
     source.close()
     model.tie_weights()
     model.generation_config.eos_token_id = None
@@ -217,12 +223,12 @@ def print_table(rows: list[dict[str, Any]], host: dict[int, float], bandwidth: f
 
 def main() -> None:
     """Measure, print, and write the JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--model", type=Path, help="a Llama-family model file or folder (default: the demo model)")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, help="write raw results here")
+    parser.add_argument("--runs", type=positive, default=5)
+    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=output, help="write raw results here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     path = options.model or ensure_demo_model()
@@ -257,4 +263,4 @@ def cpu_name() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

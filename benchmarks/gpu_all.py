@@ -1,7 +1,7 @@
 """Every figure of docs/performance.md in one go: latency, prefill and offline of several geometries, random weights.
 
     python benchmarks/gpu_all.py                                  # three geometries on a GPU, below ten minutes
-    python benchmarks/gpu_all.py --geometries qwen3-0.6b --modes latency
+    python benchmarks/gpu_all.py --geometries qwen3-0.6b --modes latency    # named ones run without a GPU too
     python benchmarks/gpu_all.py --split FILE --out benchmarks/results    # one JSON file for each result of FILE
 
 A geometry's engine starts once for all modes, in a process that may break without harm to the others. Each result is
@@ -21,12 +21,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from commandline import Parser, amount, need_gpu, positive, run
+
 from minisgl_core.bench import make_workload
 from minisgl_core.bench.isolated import Finished, Lost, supervised
 from minisgl_core.bench.report import as_json
 from minisgl_core.bench.session import model_folder, open_session
 from minisgl_core.engine import EngineConfig
 from minisgl_core.env import ENV
+from minisgl_core.errors import UsageError
+from minisgl_core.files import require_writable_folder, write_whole
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.registry import detect_device
 
@@ -88,19 +92,17 @@ def device_name() -> str:
 
 
 def keep(content: Mapping[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(content, indent=1) + "\n")
-    fresh.replace(path)
+    write_whole(path, json.dumps(content, indent=1) + "\n", "the results", field="--out")
 
 
-def run(args: argparse.Namespace) -> int:
+def measure_all(args: argparse.Namespace) -> int:
+    names = tuple(args.geometries or GEOMETRIES)
     begin, device = time.monotonic(), device_name()
     target = args.out / f"{device}_all.json"
     job = Job(tuple(args.modes), args.runs, args.requests, begin + args.seconds)
     content: dict[str, Any] = {"device": device, "starts_s": {}, "errors": {}, "results": {}}
     deadline = job.deadline + GRACE_S
-    for name, message in supervised(measure_geometries, job, args.geometries, args.seconds, deadline):
+    for name, message in supervised(measure_geometries, job, names, args.seconds, deadline):
         took = f"{time.monotonic() - begin:4.0f} s"
         if isinstance(message, Lost) or "error" in message:
             content["errors"][name] = message.why if isinstance(message, Lost) else message["error"]
@@ -127,26 +129,38 @@ def line(result: Mapping[str, Any]) -> str:
 
 def split(source: Path, folder: Path) -> int:
     """One file for each result, as benchmarks/results holds them."""
-    for name, result in json.loads(source.read_text())["results"].items():
+    try:
+        results = json.loads(source.read_text())["results"].items()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"--split {source} holds no results: {error}",
+            field="--split",
+            value=str(source),
+            remedy="name a file that this script wrote, such as h200_all.json",
+        ) from error
+    for name, result in results:
         keep(result, folder / name)
         print(folder / name)
     return 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--geometries", nargs="+", default=list(GEOMETRIES))
+    parser = Parser(__doc__)
+    parser.add_argument("--geometries", nargs="+", help=f"{', '.join(GEOMETRIES)} on a GPU")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=(*MODES, "shared-prefix"))
-    parser.add_argument("--runs", type=int, default=3, help="where the time allows")
-    parser.add_argument("--requests", type=int, help="instead of each mode's own number")
-    parser.add_argument("--seconds", type=float, default=520.0, help="time to divide among the geometries")
+    parser.add_argument("--runs", type=positive, default=3, help="where the time allows")
+    parser.add_argument("--requests", type=positive, help="instead of each mode's own number")
+    parser.add_argument("--seconds", type=amount, default=520.0, help="time to divide among the geometries")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)), help="$OUT, or results/")
     parser.add_argument("--split", type=Path, metavar="FILE", help="measure nothing, divide what was measured before")
     args = parser.parse_args()
-    for name in args.geometries:
+    for name in args.geometries or ():
         geometry(name)  # a wrong name must not cost a measurement
-    return split(args.split, args.out) if args.split else run(args)
+    if args.split is None and args.geometries is None:
+        need_gpu()
+    require_writable_folder(args.out, "results", field="--out")
+    return measure_all(args) if args.split is None else split(args.split, args.out)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(main))

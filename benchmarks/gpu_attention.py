@@ -8,16 +8,15 @@ included; ``plan_us`` is the host's work before a replay; bandwidth counts the k
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
+from commandline import Parser, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.plugin_api import LayerFacts
@@ -138,9 +137,10 @@ def prefill(rig: Rig, name: str, rows: int, new: int, total: int, page: int) -> 
 
 def main() -> None:
     """Every case; print as found, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("attention.json"))
+    parser = Parser(__doc__)
+    parser.add_argument("--out", type=output, default="attention.json")
     out = parser.parse_args().out
+    need_gpu()
     rig, found = Rig("auto"), []
     with rig.active():
         for rows, longest in ((1, 2048), (1, 16384), (8, 4096), (64, 2048), (256, 2048)):
@@ -158,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

@@ -9,7 +9,6 @@ it meanwhile; ``cold`` is false where four layers take turns instead. Each figur
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import json
@@ -18,12 +17,12 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
 
 import torch
 import triton
+from commandline import Parser, amount, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.platform import CudaPlatform
@@ -189,10 +188,11 @@ def compare(work: Work, batch: int, length: int, ways: list[dict[str, Any]]) -> 
 
 def main() -> None:
     """Search the small batches, time the large ones."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("decode.jsonl"))
-    parser.add_argument("--seconds", type=float, default=80, help="no further candidate is tried after this")
+    parser = Parser(__doc__)
+    parser.add_argument("--out", type=output, default="decode.jsonl")
+    parser.add_argument("--seconds", type=amount, default=80, help="no further candidate is tried after this")
     args = parser.parse_args()
+    need_gpu()
     start = time.perf_counter()
     torch.manual_seed(0)
     compile_all(max(1, min(14, (os.cpu_count() or 2) - 2)))
@@ -214,4 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

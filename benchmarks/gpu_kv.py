@@ -7,14 +7,13 @@ bfloat16, 8 kv heads of 128; bytes are those read and written. Without --out the
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from commandline import Parser, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.platform import CudaPlatform
@@ -83,10 +82,11 @@ def index_case(kv: Any, tokens: int, width: int) -> tuple[float, int]:
 
 def main() -> None:
     """Every case; print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     out_dir = os.environ.get("OUT")
-    parser.add_argument("--out", type=Path, default=Path(out_dir) / "kv.json" if out_dir else None)
+    parser.add_argument("--out", type=output, default=f"{out_dir}/kv.json" if out_dir else None)
     out = parser.parse_args().out
+    need_gpu()
     platform = CudaPlatform(0)
     platform.activate()
     setup = KVSetup(platform.device, torch.bfloat16, torch.bfloat16, 1, HEADS, DIM, platform)
@@ -121,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

@@ -7,15 +7,14 @@ Each candidate runs inside a CUDA graph over several copies of the weight, so th
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from commandline import Parser, need_gpu, output, positive, run
 from tqdm import tqdm
 
 from minisgl_cuda.triton_ops.skinny import skinny_linear
@@ -92,10 +91,11 @@ def measure(n: int, k: int, rows: int) -> dict[str, object]:
 
 def main() -> None:
     """Measure every shape; print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("skinny-sm90.json"))
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many shapes")
+    parser = Parser(__doc__)
+    parser.add_argument("--out", type=output, default="skinny-sm90.json")
+    parser.add_argument("--shapes", type=positive, default=len(SHAPES), help="only the first so many shapes")
     options = parser.parse_args()
+    need_gpu()
     found: list[dict[str, object]] = []
     table: dict[str, list[tuple[int, list[int]]]] = {}
     for (n, k), rows in tqdm(list(itertools.product(SHAPES[: options.shapes], ROWS))):
@@ -114,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

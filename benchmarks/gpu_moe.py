@@ -30,9 +30,11 @@ from typing import Any, Literal
 
 import torch
 import triton
+from commandline import Parser, amount, need_gpu, positive, run
 from rich.console import Console
 from rich.table import Table
 
+from minisgl_core.files import require_writable_folder
 from minisgl_core.plugin_api import MoESetup
 from minisgl_moe.executor import FusedMoE, FusedWeights, architecture
 from minisgl_moe.tiles import SHIPPED, Geometry, Tile, Tiling, default_tiling, dump_table, load_table, tiling_at
@@ -306,16 +308,20 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     for name, value in (("experts", 128), ("top-k", 8), ("inner", 768), ("hidden", 2048)):
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name}", type=positive, default=value)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
-    parser.add_argument("--compile-seconds", type=float, default=90, help="candidates not ready by then are left out")
-    parser.add_argument("--seconds", type=float, default=170, help="no further number of tokens begins after this")
+    parser.add_argument("--tokens", type=positive, nargs="+", default=list(TOKENS))
+    parser.add_argument("--compile-seconds", type=amount, default=90, help="candidates not ready by then are left out")
+    parser.add_argument("--seconds", type=amount, default=170, help="no further number of tokens begins after this")
     parser.add_argument("--no-search", action="store_true", help="time the present table or guess, write no table")
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if "OUT" in os.environ else SHIPPED)
-    return parser.parse_args()
+    args = parser.parse_args()
+    need_gpu()
+    if args.out != SHIPPED or not args.no_search:
+        require_writable_folder(args.out, "tiles", field="--out")
+    return args
 
 
 def report(row: dict[str, Any]) -> str:
@@ -367,4 +373,4 @@ def write(
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

@@ -10,19 +10,18 @@ goes to $OUT if that is set.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from commandline import Parser, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.ops import ComposedOps
@@ -274,11 +273,12 @@ def measure_layer(platform: CudaPlatform) -> list[dict[str, Any]]:
 @torch.inference_mode()
 def main() -> None:
     """Every case; print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     out_dir = os.environ.get("OUT")
-    parser.add_argument("--out", type=Path, default=Path(out_dir) / "ops.json" if out_dir else None)
+    parser.add_argument("--out", type=output, default=f"{out_dir}/ops.json" if out_dir else None)
     parser.add_argument("--part", choices=("layer", "sample"), help="only this one")
     options = parser.parse_args()
+    need_gpu()
     platform = CudaPlatform(0)
     platform.activate()
     rows = measure_layer(platform) if options.part != "sample" else []
@@ -289,4 +289,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

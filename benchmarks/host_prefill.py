@@ -15,8 +15,8 @@ Needs a C compiler, minisgl-cuda, minisgl-fa and triton; with ``--experts`` mini
 
 from __future__ import annotations
 
-import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -31,6 +31,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from commandline import Parser, run
 from free_triton import free_triton
 
 import minisgl_cuda.launch
@@ -40,6 +41,7 @@ import minisgl_moe.plugin
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.planning import make_plan
+from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import BackendSpec
 from minisgl_cpu_sim.fakes import flash_attn_interface
@@ -191,9 +193,11 @@ def microseconds(engines: Iterable[Engine]) -> list[float]:
 
 def main() -> None:
     """Build, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--experts", action="store_true", help="every layer has 128 experts, 8 of them for each token")
     sparse = parser.parse_args().experts
+    if shutil.which("cc") is None:
+        raise UsageError("there is no C compiler `cc`", field="cc", remedy="install one, such as gcc")
     geometry = {**GEOMETRY, **EXPERTS} if sparse else GEOMETRY
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # buffers that no kernel fills hold anything, and products of such numbers are slow
@@ -213,4 +217,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

@@ -12,7 +12,6 @@ tokens, and what the launch of the graph takes of them is told apart.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import json
 import pstats
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from commandline import Parser, need_gpu, positive, run
 
 from minisgl_core.core import Batch, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig, ForwardOutput
@@ -198,13 +198,15 @@ def _run(
 
 def main() -> None:
     """Every mode with every batch size asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--mode", choices=MODES, action="append")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
-    parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--page-size", type=positive, default=1)
     parser.add_argument("--model", help="a model's folder; its config.json is enough")
     parser.add_argument("--profile", action="store_true", help="where the time goes, function by function")
     options = parser.parse_args()
+    if options.model:
+        need_gpu()
     torch.set_num_threads(1)
     for mode in options.mode or MODES:
         for batch in options.batch:
@@ -221,4 +223,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

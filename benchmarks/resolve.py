@@ -8,7 +8,6 @@ In every call: a layer's attention call through the plan against the same call o
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -19,6 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from commandline import Parser, positive, run
 
 PLUGIN: Final = """
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, PluginInfo, hookimpl
@@ -208,10 +209,10 @@ def _decode_batch(folder: Path) -> tuple[Any, Any]:
 
 def main() -> None:
     """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser = Parser(__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--plugins", type=int, default=20)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--plugins", type=positive, default=20)
+    parser.add_argument("--runs", type=positive, default=5)
     given = parser.parse_args()
     start, call = start_cost(given.plugins, given.runs), call_cost()
     if given.json:
@@ -226,4 +227,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(main))

@@ -279,6 +279,9 @@ def time_steady_decode(batch_size: int, steps: int = 200, page_size: int = 16) -
 
 
 if __name__ == "__main__":
+    from commandline import Parser
+
+    Parser(__doc__).parse_args()
     for size in (1, 8, 64, 256):
         for page in (1, 16):
             print(f"batch {size:4} page {page:3}: {time_steady_decode(size, page_size=page):7.1f} us per step")

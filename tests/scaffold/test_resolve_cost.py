@@ -21,7 +21,9 @@ def resolve() -> ModuleType:
     spec = importlib.util.spec_from_file_location("bench_resolve", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # as for a script
+        spec.loader.exec_module(module)
     return module
 
 

@@ -30,6 +30,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "gpu_moe", module)
+    monkeypatch.syspath_prepend(path.parent)  # as for a script
     spec.loader.exec_module(module)
 
     def layers(geometry: Geometry, count: int) -> list[FusedWeights]:
@@ -44,6 +45,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return float(run.args[1].block_n) / run.args[1].stages if len(run.args) == 2 else 0.0
 
     monkeypatch.setattr(module, "architecture", lambda device: 90)
+    monkeypatch.setattr(module, "need_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(module, "compile_all", lambda geometry, jobs, budget: set(jobs))
     for name, fake in (("random_layers", layers), ("whole", whole), ("seconds", seconds)):

@@ -1,0 +1,79 @@
+"""What the scripts here do alike: refuse a wrong call in one line, before anything is measured.
+
+A script makes a :class:`Parser` of its docstring, takes the types of its options from here, and ends with
+``raise SystemExit(run(main))``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from minisgl_core.errors import MinisglError, UsageError
+from minisgl_core.files import require_writable_file
+
+__all__ = ["Parser", "amount", "need_gpu", "output", "positive", "run"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Its help is the script's docstring; what it refuses takes one line."""
+
+    def __init__(self, doc: str | None) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        """Without the usage before it."""
+        self.exit(2, f"error: {' '.join(message.split())}\n")
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def amount(text: str) -> float:
+    """A number from 0 on, such as of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return value
+
+
+def output(text: str) -> Path:
+    """A file that can be written: results may come much later."""
+    path = Path(text)
+    try:
+        require_writable_file(path, "the file", field="")
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
+
+
+def need_gpu() -> None:
+    """Raises :class:`UsageError` where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "this measures an NVIDIA GPU, and torch finds none here",
+            field="device",
+            remedy="run it where nvidia-smi lists one, with a torch for CUDA",
+        )
+
+
+def run(main: Callable[[], int | None]) -> int:
+    """The exit code of a script's ``main``: 2 where the call was wrong, told in one line."""
+    try:
+        return main() or 0
+    except MinisglError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
