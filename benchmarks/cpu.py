@@ -39,7 +39,7 @@ from minisgl_core.modelconfig import read_model_config
 
 sys.path.insert(0, str(Path(__file__).parent))
 from commandline import Parser, output, positive, run
-from host_step import host_microseconds
+from host_step import cpu_name, host_microseconds
 
 DECODE_TOKENS, PROMPT_LEN, PREFILL_LEN = 32, 32, 512
 SHARED_PREFIX, SHARED_REQUESTS = 256, 32
@@ -251,15 +251,6 @@ def main() -> None:
             "rows": rows,
         }
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def cpu_name() -> str:
-    """The processor's own name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/host_step.py [--mode steady|offline|churn] [--batch N ...] [--page-size S] [--profile]
     python benchmarks/host_step.py --model FOLDER        # a real model's graphs (random weights): for a GPU
+    python benchmarks/host_step.py --json FILE           # keep every figure, with machine, versions and plan
 
 It is the floor that a device's step time meets: while a step runs, the host has this much to do for the next one. In
 ``steady`` decode nothing changes. In ``offline`` N requests of random lengths start together and end one by one, so
@@ -14,23 +15,29 @@ from __future__ import annotations
 
 import cProfile
 import json
+import platform
 import pstats
 import random
 import statistics
+import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from commandline import Parser, need_gpu, positive, run
+from commandline import Parser, need_gpu, output, positive, run
 
+from minisgl_core.bench.report import versions
 from minisgl_core.core import Batch, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig, ForwardOutput
+from minisgl_core.files import write_whole
 from minisgl_core.plugin_api import StepOutput
+from minisgl_core.registry import detect_device
 from minisgl_core.scheduler import NewReq, Scheduler
 
 WARM_STEPS, STEPS, PROMPT_LEN = 20, 300, 8
@@ -123,6 +130,8 @@ class HostTime:
     launching: float
     """Of the mean: inside the graph runner"""
     steps: int
+    plan: Mapping[str, str]
+    """What serves each slot of the engine; without a model the stub stands for its graphs"""
 
 
 def host_microseconds(batch: int) -> float:
@@ -150,9 +159,11 @@ def measure(
         engine = Engine(config)
     graphs = TimedGraphs(engine) if model else InstantGraphs(engine, batch)
     try:
-        return _run(Scheduler(engine), graphs, outputs, STEPS if mode == "steady" else None, profile)
+        times, launching = _run(Scheduler(engine), graphs, outputs, STEPS if mode == "steady" else None, profile)
+        plan = engine.plan.summary()
     finally:
         engine.shutdown()
+    return HostTime(statistics.median(times), statistics.fmean(times), launching / len(times), len(times), plan)
 
 
 def _output_lens(mode: str, batch: int) -> list[int]:
@@ -168,8 +179,11 @@ def _run(
     outputs: list[int],
     steps: int | None,
     profile: cProfile.Profile | None,
-) -> HostTime:
-    """Serve requests of these output lengths; the first steps warm up, and no more than ``steps`` are measured."""
+) -> tuple[list[float], float]:
+    """Serve requests of these output lengths; the first steps warm up, and no more than ``steps`` are measured.
+
+    Microseconds of each step, and of the graph runner in all of them.
+    """
     prompts = np.random.default_rng(0).integers(1, 1000, (len(outputs), PROMPT_LEN), dtype=np.int32)
     scheduler.apply(
         NewReq(uid, prompts[uid], SamplingParams(max_tokens=count, ignore_eos=True))
@@ -193,7 +207,28 @@ def _run(
             launching += (graphs.launching - before[1]) / 1000
     if not times:
         raise SystemExit("no step was replayed: this engine captures no graphs")
-    return HostTime(statistics.median(times), statistics.fmean(times), launching / len(times), len(times))
+    return times, launching
+
+
+def cpu_name() -> str:
+    """The processor's own name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def about(model: str | None) -> dict[str, Any]:
+    """What the figures of one call depend on, beside the plan."""
+    return {
+        "command": "python benchmarks/host_step.py " + " ".join(sys.argv[1:]),
+        "cpu": cpu_name(),
+        "device": detect_device().name if model else None,
+        "model": Path(model).resolve().name if model else None,
+        "microseconds": "wall time without the waiting for tokens" if model else "CPU time of the thread",
+        "versions": versions(),
+    }
 
 
 def main() -> None:
@@ -203,15 +238,20 @@ def main() -> None:
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--page-size", type=positive, default=1)
     parser.add_argument("--model", help="a model's folder; its config.json is enough")
+    parser.add_argument("--json", type=output, help="write raw results here, anew after each of them")
     parser.add_argument("--profile", action="store_true", help="where the time goes, function by function")
     options = parser.parse_args()
     if options.model:
         need_gpu()
     torch.set_num_threads(1)
+    content: dict[str, Any] = {**about(options.model), "rows": []}
     for mode in options.mode or MODES:
         for batch in options.batch:
             profile = cProfile.Profile() if options.profile else None
             found = measure(mode, batch, options.page_size, options.model, profile)
+            content["rows"].append({"mode": mode, "batch": batch, "page_size": options.page_size, **asdict(found)})
+            if options.json:
+                write_whole(options.json, json.dumps(content, indent=1) + "\n", "the file", field="--json")
             launching = f", {found.launching:.1f} us of it launching" if options.model else ""
             print(
                 f"{mode:8} batch {batch:4}: median {found.median:6.1f} us, mean {found.mean:6.1f} us{launching}, "

@@ -44,6 +44,7 @@ WRONG = {
     ("host_step", "--batch", "8", "0"): "argument --batch: '0' is no whole number above 0",
     ("host_step", "--mode", "busy"): "argument --mode: invalid choice: 'busy'",
     ("host_step", "--page-size", "0"): "argument --page-size: '0' is no whole number above 0",
+    ("host_step", "--json", "file/host.json"): "argument --json: the file file/host.json cannot be written: Not a dir",
     ("host_step", "--model", "nowhere"): NO_GPU,
     ("resolve", "--plugins", "0"): "argument --plugins: '0' is no whole number above 0",
     **{(name, "--no-such-option"): "error: unrecognized arguments: --no-such-option" for name in SCRIPTS},
@@ -102,6 +103,25 @@ def test_one_line_says_what_is_wrong(ended: dict[tuple[str, ...], Ended], call: 
 
 def test_the_scripts_are_those_that_are_known() -> None:
     assert {call[0] for call in WRONG if len(call) > 1} == set(SCRIPTS) and len(NEED_A_GPU) == 7
+
+
+def test_host_times_are_kept_with_what_they_depend_on(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "host.json"
+    arguments = ("--mode", "steady", "--batch", "1", "3", "--page-size", "4", "--json", str(path))
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "host_step.py"), *arguments],
+        env=without_gpu(), capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    kept = json.loads(path.read_text())
+    assert kept["device"] is None and kept["model"] is None and kept["microseconds"] == "CPU time of the thread"
+    assert kept["versions"].keys() >= {"minisgl", "torch", "python"} and kept["cpu"]
+    assert [(row["mode"], row["batch"], row["page_size"]) for row in kept["rows"]] == [
+        ("steady", 1, 4),
+        ("steady", 3, 4),
+    ]
+    for row, line in zip(kept["rows"], done.stdout.splitlines(), strict=True):
+        assert f"median {row['median']:6.1f} us, mean {row['mean']:6.1f} us, {row['steps']} steps" in line
+        assert row["steps"] == 300 and row["plan"]["attention.decode"] and row["median"] > 0
 
 
 def test_a_script_finds_its_helpers_from_another_folder(tmp_path: Path) -> None:
