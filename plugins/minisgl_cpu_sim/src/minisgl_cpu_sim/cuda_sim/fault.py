@@ -12,7 +12,9 @@ __all__ = ["FaultKind", "Index", "SimulatedFault", "Threads", "source_line"]
 
 Index = tuple[int, int, int]
 
-FaultKind = Literal["out-of-bounds", "misaligned", "race", "uninitialised", "divergence", "stuck", "shared-memory"]
+FaultKind = Literal[
+    "out-of-bounds", "misaligned", "race", "uninitialised", "divergence", "stuck", "shared-memory", "remote-store"
+]
 
 KINDS: Final[tuple[FaultKind, ...]] = (
     "out-of-bounds",
@@ -22,6 +24,7 @@ KINDS: Final[tuple[FaultKind, ...]] = (
     "divergence",
     "stuck",
     "shared-memory",
+    "remote-store",
 )
 """In the simulator's order, from 1."""
 ACCESSES: Final = ("read", "write", "atomic")
@@ -84,13 +87,15 @@ class SimulatedFault(Exception):
             case "race":
                 return f"race: {touch} at {place} is not ordered with an access of {self.other}"
             case "uninitialised":
-                return f"{touch} at {place}, which nobody in this block has written"
+                return f"{touch} at {place}, which nobody has written since the block began"
             case "divergence":
                 return f"barrier that not all threads reach together: {self.detail}"
             case "stuck":
                 return f"no end in sight: {self.detail}"
             case "shared-memory":
                 return f"too much shared memory: {self.detail}"
+            case "remote-store":
+                return f"remote store {self.detail}"
 
     def _beyond(self) -> str:
         if not self.buffer:

@@ -1,4 +1,4 @@
-// Runs the blocks of a launch: fibers, barriers, shuffles.
+// Runs the clusters of a launch: fibers, and what is said when they cannot go on.
 #include "machine.h"
 
 #include <sys/mman.h>
@@ -9,22 +9,18 @@
 
 namespace minisgl_sim {
 
+const Launch* launch = nullptr;
 Thread* current = nullptr;
+std::vector<Thread> threads;
+std::vector<Block> blocks;
 
 namespace {
 
-const Launch* launch = nullptr;
 Fault* verdict = nullptr;
 std::string verdict_text;
-std::vector<Thread> threads;
 ucontext_t scheduler;
-Dim3 block{};
-uint32_t block_linear = 0;
-uint32_t at_barrier = 0;
 char* stacks = nullptr;
 size_t stacks_size = 0;
-
-uint32_t block_size() { return static_cast<uint32_t>(threads.size()); }
 
 void reserve_stacks(size_t count) {
     if (count * STACK <= stacks_size) return;
@@ -38,6 +34,7 @@ void reserve_stacks(size_t count) {
 void fiber() {
     launch->entry(launch->slots);
     current->state = State::ENDED;
+    if (++blocks[current->rank].ended == block_size()) end_shared_memory(current->rank);
     setcontext(&scheduler);
 }
 
@@ -46,17 +43,18 @@ Dim3 unravel(uint32_t linear, const int64_t* shape) {
     return {linear % x, linear / x % y, linear / x / y};
 }
 
-void start_block(uint32_t linear) {
-    block_linear = linear;
-    block = unravel(linear, launch->grid);
-    at_barrier = 0;
-    begin_block_memory();
+void start_block(uint32_t rank, uint32_t linear_in_grid) {
+    blocks[rank] = Block{};
+    blocks[rank].index = unravel(linear_in_grid, launch->grid);
     for (uint32_t i = 0; i < block_size(); ++i) {
-        Thread& thread = threads[i];
+        const uint32_t place = rank * block_size() + i;
+        Thread& thread = threads[place];
         thread = Thread{};
+        thread.rank = rank;
         thread.linear = i;
+        thread.number = linear_in_grid * block_size() + i + 1;
         thread.index = unravel(i, launch->block);
-        thread.stack = stacks + i * STACK;
+        thread.stack = stacks + place * STACK;
         thread.clocks[i % WARP] = 1;
         getcontext(&thread.context);
         thread.context.uc_stack.ss_sp = thread.stack;
@@ -66,16 +64,11 @@ void start_block(uint32_t linear) {
     }
 }
 
-std::string describe(const Thread& thread) {
-    char text[160];
-    const char* where[] = {"runs", "waits at a block barrier", "waits for its warp", "has ended"};
-    const bool waits = thread.state == State::AT_BLOCK_BARRIER || thread.state == State::AT_WARP;
-    std::snprintf(text, sizeof text, "thread (%u, %u, %u) %s", thread.index.x, thread.index.y, thread.index.z,
-                  where[static_cast<int>(thread.state)]);
-    return waits ? text + std::string(" in line ") + std::to_string(thread.site.line) : text;
+void start_cluster(uint32_t first_block) {
+    begin_barriers();
+    begin_shared_memory();
+    for (uint32_t rank = 0; rank < blocks.size(); ++rank) start_block(rank, first_block + rank);
 }
-
-bool same(const Site& a, const Site& b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
 
 void put(int64_t* to, Dim3 from) { to[0] = from.x, to[1] = from.y, to[2] = from.z; }
 
@@ -84,41 +77,29 @@ void record(Kind kind, const Fault& fault, std::string text) {
     *verdict = fault;
     verdict->kind = kind;
     verdict->text = verdict_text.c_str();
-    put(verdict->block, block);
+    put(verdict->block, blocks[current->rank].index);
     put(verdict->thread, current->index);
 }
 
-Fault at(Site site) {
-    Fault fault{};
-    fault.file = site.file;
-    fault.line = site.line;
-    return fault;
+// Does `waiting` wait for `other`?
+bool is_missed(const Thread& other, const Thread& waiting) {
+    if (waiting.state == State::AT_CLUSTER_BARRIER) return other.arrived < waiting.arrived;
+    if (other.rank != waiting.rank) return false;
+    const bool same_warp = other.linear / WARP == waiting.linear / WARP;
+    const bool needed = waiting.state == State::AT_BLOCK_BARRIER || (same_warp && (waiting.mask >> (other.linear % WARP) & 1));
+    return needed && !(other.state == waiting.state && other.mask == waiting.mask && same(other.site, waiting.site));
 }
 
-// Nobody can run and not all have ended: says who waits, and for whom.
+// Nobody can run and not all have ended: says who waits, and for whom. What is narrowest is nearest to the cause.
 void record_deadlock() {
-    Thread* waiting = nullptr;
-    for (Thread& thread : threads) {
-        if (thread.state == State::ENDED) continue;
-        waiting = &thread;
-        if (thread.state == State::AT_WARP) break;
-    }
-    current = waiting;
-    std::string text = describe(*waiting);
-    for (const Thread& other : threads) {
-        const bool same_warp = other.linear / WARP == waiting->linear / WARP;
-        const bool needed = waiting->state == State::AT_BLOCK_BARRIER ||
-                            (same_warp && (waiting->mask >> (other.linear % WARP) & 1));
-        const bool here = other.state == waiting->state && other.mask == waiting->mask && same(other.site, waiting->site);
-        if (needed && !here) {
-            text += ", " + describe(other);
-            break;
-        }
-    }
-    record(Kind::DIVERGENCE, at(waiting->site), text);
+    const auto narrower = [](const Thread& a, const Thread& b) { return a.state < b.state; };
+    current = &*std::min_element(threads.begin(), threads.end(), narrower);
+    const auto missed = std::find_if(threads.begin(), threads.end(), [](const Thread& other) { return is_missed(other, *current); });
+    const std::string text = describe(*current) + (missed == threads.end() ? "" : ", " + describe(*missed));
+    record(Kind::DIVERGENCE, at(current->site), text);
 }
 
-bool run_block() {
+bool run_cluster() {
     for (bool progress = true; progress;) {
         progress = false;
         for (Thread& thread : threads) {
@@ -138,54 +119,6 @@ bool run_block() {
     return true;
 }
 
-void wait() {
-    Thread& self = *current;
-    swapcontext(&self.context, &scheduler);
-}
-
-Thread* lane_of_warp(uint32_t lane) {
-    const uint32_t linear = current->linear / WARP * WARP + lane;
-    return linear < block_size() ? &threads[linear] : nullptr;
-}
-
-// Lanes of `mask` meet at `site`; then each holds the values of all. `orders`: memory too.
-void meet(Site site, uint32_t mask, uint64_t value, bool orders) {
-    Thread& self = *current;
-    self.site = site;
-    self.mask = mask;
-    self.outbox = value;
-    if (!(mask >> (self.linear % WARP) & 1)) fail(Kind::DIVERGENCE, at(site), "a lane that is not in its own mask");
-    for (uint32_t i = 0; i < WARP; ++i) {
-        if ((mask >> i & 1) && lane_of_warp(i) == nullptr) fail(Kind::DIVERGENCE, at(site), "the mask names lanes that do not exist");
-    }
-    self.state = State::AT_WARP;
-    bool complete = true;
-    for (uint32_t i = 0; i < WARP; ++i) {
-        if (!(mask >> i & 1)) continue;
-        const Thread& other = *lane_of_warp(i);
-        complete = complete && other.state == State::AT_WARP && other.mask == mask && same(other.site, site);
-    }
-    if (complete) {
-        uint32_t joined[WARP] = {};
-        for (uint32_t i = 0; i < WARP; ++i) {
-            if (!(mask >> i & 1)) continue;
-            for (uint32_t k = 0; k < WARP; ++k) joined[k] = std::max(joined[k], lane_of_warp(i)->clocks[k]);
-        }
-        for (uint32_t i = 0; i < WARP; ++i) {
-            if (!(mask >> i & 1)) continue;
-            Thread& other = *lane_of_warp(i);
-            other.state = State::READY;
-            for (uint32_t k = 0; k < WARP; ++k) {
-                if (mask >> k & 1) other.inbox[k] = lane_of_warp(k)->outbox;
-            }
-            if (!orders) continue;
-            std::memcpy(other.clocks, joined, sizeof joined);
-            ++other.clocks[i];
-        }
-    }
-    wait();
-}
-
 Dim3 shape(const int64_t* sizes) {
     return {static_cast<unsigned>(sizes[0]), static_cast<unsigned>(sizes[1]), static_cast<unsigned>(sizes[2])};
 }
@@ -193,58 +126,38 @@ Dim3 shape(const int64_t* sizes) {
 }  // namespace
 
 Dim3 thread_index() { return current->index; }
-Dim3 block_index() { return block; }
+Dim3 block_index() { return blocks[current->rank].index; }
 Dim3 block_shape() { return shape(launch->block); }
 Dim3 grid_shape() { return shape(launch->grid); }
 unsigned lane() { return current->linear % WARP; }
+unsigned cluster_rank() { return current->rank; }
+unsigned cluster_size() { return static_cast<unsigned>(blocks.size()); }
 
-void block_barrier(Site site) {
+void wait() {
     Thread& self = *current;
-    self.site = site;
-    self.mask = 0;
-    self.state = State::AT_BLOCK_BARRIER;
-    if (++at_barrier == block_size()) {
-        for (const Thread& other : threads) {
-            if (!same(other.site, site)) fail(Kind::DIVERGENCE, at(site), describe(self) + ", " + describe(other));
-        }
-        at_barrier = 0;
-        for (Thread& other : threads) {
-            other.state = State::READY;
-            ++other.epoch;
-        }
-    }
-    wait();
+    swapcontext(&self.context, &scheduler);
 }
 
-void warp_barrier(Site site, uint32_t mask) { meet(site, mask, 0, true); }
-
-uint64_t exchange(Site site, uint32_t mask, uint64_t value, uint32_t source) {
-    meet(site, mask, value, false);
-    if (source >= WARP || !(mask >> source & 1)) fail(Kind::DIVERGENCE, at(site), "a shuffle reads a lane outside its mask");
-    return current->inbox[source];
+Fault at(Site site) {
+    Fault fault{};
+    fault.file = site.file;
+    fault.line = site.line;
+    return fault;
 }
 
-uint32_t vote(Site site, uint32_t mask, bool predicate) {
-    meet(site, mask, predicate, false);
-    uint32_t result = 0;
-    for (uint32_t i = 0; i < WARP; ++i) {
-        if ((mask >> i & 1) && current->inbox[i] != 0) result |= 1u << i;
-    }
-    return result;
+bool same(const Site& a, const Site& b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
+
+std::string describe(Dim3 index) {
+    char text[48];
+    std::snprintf(text, sizeof text, "(%u, %u, %u)", index.x, index.y, index.z);
+    return text;
 }
 
-Stamp now() {
-    return {block_linear * block_size() + current->linear + 1, current->epoch, current->clocks[lane()], false};
-}
-
-// Did whatever carries this stamp happen before what the current thread does now?
-bool ordered(const Stamp& earlier) {
-    if (earlier.thread == 0) return true;
-    const uint32_t thread = earlier.thread - 1;
-    if (thread / block_size() != block_linear) return false;
-    const uint32_t linear = thread % block_size();
-    if (linear == current->linear || earlier.epoch < current->epoch) return true;
-    return linear / WARP == current->linear / WARP && earlier.clock <= current->clocks[linear % WARP];
+std::string describe(const Thread& thread) {
+    const char* what[] = {" runs", " waits for its warp", " waits at a block barrier", " waits at a cluster barrier", " has ended"};
+    const bool waits = thread.state != State::READY && thread.state != State::ENDED;
+    return "thread " + describe(thread.index) + (blocks.size() > 1 ? " of block " + describe(blocks[thread.rank].index) : "") +
+           what[static_cast<int>(thread.state)] + (waits ? " in line " + std::to_string(thread.site.line) : "");
 }
 
 Dim3 block_of(uint32_t grid_thread) { return unravel((grid_thread - 1) / block_size(), launch->grid); }
@@ -264,19 +177,21 @@ void fail(Kind kind, const Fault& fault, std::string text) {
 
 }  // namespace minisgl_sim
 
-// Runs every block; stops at the first fault. Not reentrant.
+// Runs every cluster; stops at the first fault. Not reentrant.
 extern "C" void minisgl_sim_run(const minisgl_sim::Launch* request, minisgl_sim::Fault* fault) {
     using namespace minisgl_sim;
     launch = request;
     verdict = fault;
     *verdict = Fault{};
-    threads.assign(static_cast<size_t>(request->block[0] * request->block[1] * request->block[2]), Thread{});
+    const auto cluster = static_cast<uint32_t>(request->cluster);
+    blocks.assign(cluster, Block{});
+    threads.assign(static_cast<size_t>(cluster * request->block[0] * request->block[1] * request->block[2]), Thread{});
     reserve_stacks(threads.size());
-    begin_memory(*request);
-    const auto blocks = static_cast<uint32_t>(request->grid[0] * request->grid[1] * request->grid[2]);
-    for (uint32_t i = 0; i < blocks; ++i) {
-        start_block(i);
-        if (!run_block()) break;
+    begin_memory();
+    const auto count = static_cast<uint32_t>(request->grid[0] * request->grid[1] * request->grid[2]);
+    for (uint32_t first = 0; first < count; first += cluster) {
+        start_cluster(first);
+        if (!run_cluster()) break;
     }
     current = nullptr;
 }
