@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -49,7 +48,9 @@ def ablation_options(function: F) -> F:
         click.option("--rows", metavar="A,B", help="With --ablate: only these rows, or those that begin with a word."),
         click.option("--part", metavar="I/N", help="With --ablate: the I-th of N parts of the rows, and the default."),
         click.option(
-            "--out", type=click.Path(path_type=Path), help="With --ablate: a JSON file, written anew after every row."
+            "--out",
+            type=click.Path(path_type=Path),
+            help="With --ablate: a JSON file, written after every row; other rows of the same work that it holds stay.",
         ),
         click.option(
             "--plot", type=click.Path(path_type=Path), help="With --ablate: draw the table to this .svg file."
@@ -115,24 +116,47 @@ def run_ablation(
 ) -> int:
     """Measure, show and keep; exits with 1 if the default itself could not be measured."""
     from minisgl_core.bench.ablate import Job, ablate
-    from minisgl_core.bench.report import versions
+    from minisgl_core.bench.ablation_table import AblationTable
 
     works = {each: workload.facts() for each, workload in workloads.items()}
-    rows: list[dict[str, Any]] = []
-    content = {"mode": mode, "geometry": name, "runs": runs, "workloads": works, "versions": versions(), "rows": rows}
+    table = AblationTable(_facts(config, mode, name, tp_size, runs), works, ablation.out)
+    measured = []
     for row in ablate(Job(config, mode, workloads, tp_size, runs), ablation.variants, ablation.row_limit):
-        rows.append(row)
-        if ablation.out is not None:
-            write_whole(ablation.out, json.dumps(content, indent=1) + "\n", "--out", field="--out")
+        measured.append(row)
+        table.add(row)
         click.echo(_line(row), err=True)
     if as_json:
-        print_json(content)
+        print_json(table.content)
     else:
         headers = (f"{mode}, {name}", "tokens per second", "of default", "ms per token, or why not")
-        print_table(headers, [_cells(row, mode) for row in rows])
+        print_table(headers, [_cells(row, mode) for row in table.rows])
     if ablation.plot:
-        _draw(rows, f"{mode}, {name}", ablation.plot)
-    return 0 if "rate" in rows[0] else 1
+        _draw(table.rows, mode, f"{mode}, {name}", ablation.plot)
+    return 0 if "rate" in measured[0] else 1
+
+
+def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) -> dict[str, Any]:
+    """What all rows of one table must have in common, beside the work."""
+    from minisgl_core.bench.report import versions
+    from minisgl_core.engine.planning import make_plan
+    from minisgl_core.modelconfig import read_model_config
+    from minisgl_core.registry import detect_device
+
+    device = detect_device(config.device)
+    return {
+        "mode": mode,
+        "geometry": name,
+        "runs": runs,
+        "device": device.name or str(device),
+        "tp_size": tp_size,
+        "default": {
+            "plan": make_plan(config, read_model_config(config.model_path)).digest(),
+            "cache": config.cache,
+            "max_prefill_tokens": config.max_prefill_tokens,
+            "max_running_req": config.max_running_req,
+        },
+        "versions": versions(),
+    }
 
 
 def _title(row: Mapping[str, Any], mode: str) -> str:
@@ -151,9 +175,9 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{row['variant']}, {row['mode']}: {said}"
 
 
-def _draw(rows: list[dict[str, Any]], title: str, target: Path) -> None:
+def _draw(rows: list[dict[str, Any]], mode: str, title: str, target: Path) -> None:
     from minisgl_core.bench.plot import bar_chart
 
-    bars = [(_title(row, rows[0]["mode"]), row["relative"]) for row in rows if row["relative"] is not None]
+    bars = [(_title(row, mode), row["relative"]) for row in rows if row["relative"] is not None]
     chart = bar_chart(f"{title}: tokens per second, relative to the default", bars)
     write_whole(target, chart, "--plot", field="--plot")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from minisgl_core.bench import make_workload
 from minisgl_core.bench.ablate import Job
+from minisgl_core.bench.ablation_table import AblationTable
 from minisgl_core.bench.plot import LABELS, WIDTH, bar_chart
 from minisgl_core.bench.session import thrifty
 from minisgl_core.bench.variants import DEFAULT, VARIANTS, Variant, choose_variants
@@ -129,6 +131,88 @@ def test_a_default_that_cannot_be_measured_is_an_error(capsys: pytest.CaptureFix
     assert main(["bench", "prefill", *small, "--ablate", "--rows", "overlap"]) == 1
     out = capsys.readouterr().out
     assert out.count("a prompt of 1024 tokens leaves no room") == 2 or out.count("instead of") == 2
+
+
+FACTS = {"mode": "offline", "geometry": "tiny", "runs": 1, "device": "cpu", "versions": {"torch": "2.13.0"}}
+WORK = {"offline": {"requests": 2}}
+
+
+def row(variant: str, rate: float, mode: str = "offline") -> dict[str, Any]:
+    return {"variant": variant, "mode": mode, "rate": rate, "relative": rate / 100}
+
+
+def test_rows_of_a_later_run_join_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    first = AblationTable(FACTS, WORK, path)
+    for each in (row("default", 100), row("page 16", 90), row("kv torch", 80)):
+        first.add(each)
+    both = {**WORK, "shared-prefix": {"requests": 1}}
+    second = AblationTable(FACTS, both, path)
+    added = [row("default", 200), row("default", 50, "shared-prefix"), row("overlap off", 120), row("page 16", 180)]
+    for each in added:
+        second.add(each)
+    assert second.rows == [added[0], added[1], added[2], row("kv torch", 80), added[3]]
+    assert json.loads(path.read_text()) == second.content == {**FACTS, "workloads": both, "rows": second.rows}
+    assert AblationTable(FACTS, WORK, path).content["workloads"] == both, "what other rows need is not forgotten"
+
+
+def test_rows_are_in_the_order_of_a_whole_ablation_with_or_without_a_file() -> None:
+    table = AblationTable(FACTS, WORK)
+    for name in ("of an older version", "page 1", "default"):
+        table.add(row(name, 1))
+    assert [each["variant"] for each in table.rows] == ["default", "page 1", "of an older version"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "work", "message"),
+    [
+        ({"geometry": "tiny-moe"}, WORK, "geometry there: tiny; here: tiny-moe"),
+        ({"device": "NVIDIA H200"}, WORK, "device there: cpu; here: NVIDIA H200"),
+        ({"versions": {"torch": "2.14.0"}}, WORK, "versions there: torch 2.13.0; here: torch 2.14.0"),
+        ({"tp_size": 2}, WORK, "tp_size there: not told; here: 2"),
+        ({}, {"offline": {"requests": 3}}, "work of offline there: requests 2; here: requests 3"),
+    ],
+)
+def test_a_table_of_something_else_is_left_alone(
+    tmp_path: Path, facts: dict[str, Any], work: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "rows.json"
+    AblationTable(FACTS, WORK, path).add(row("default", 100))
+    before = path.read_text()
+    with pytest.raises(UsageError) as caught:
+        AblationTable({**FACTS, **facts}, work, path)
+    assert f"cannot be added to: {message}; name another file, or remove it" in str(caught.value)
+    assert path.read_text() == before and caught.value.field == "--out"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"rows": []}', '{"workloads": [], "rows": []}', '{"workloads": {}, "rows": 1}'),
+        '{"workloads": {}, "rows": [{"variant": "x", "mode": "y"}]}',
+    ],
+)
+def test_a_file_that_holds_no_table_is_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is there and holds no ablation to add to: "):
+        AblationTable(FACTS, WORK, path)
+    assert path.read_text() == text
+
+
+def test_two_runs_of_the_command_share_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    call = ["bench", "prefill", *TINY, "--ablate", "--out", str(out)]
+    assert main([*call, "--rows", "chunk 2048"]) == 0
+    first = {row["variant"]: row for row in json.loads(out.read_text())["rows"]}
+    capsys.readouterr()
+    assert main([*call, "--rows", "overlap"]) == 0
+    table = capsys.readouterr().out
+    assert [line.split("  ")[0] for line in table.splitlines()[1:]] == ["default", "overlap off", "chunk 2048"]
+    second = {row["variant"]: row for row in json.loads(out.read_text())["rows"]}
+    assert second["chunk 2048"] == first["chunk 2048"] and second["default"] != first["default"]
+    assert main([*call, "--rows", "overlap", "--page-size", "16"]) == 2
+    assert "cannot be added to: default there: plan " in capsys.readouterr().err
 
 
 def test_bars_by_hand() -> None:

@@ -1,0 +1,95 @@
+"""The table of an ablation in a file. One that is measured in several runs grows there, as long as all are alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from minisgl_core.errors import UsageError
+from minisgl_core.files import write_whole
+
+from .ablate import Row
+from .variants import DEFAULT, VARIANTS
+
+__all__ = ["AblationTable"]
+
+_ORDER: Final = {variant.name: place for place, variant in enumerate((DEFAULT, *VARIANTS))}
+_FIELD: Final = "--out"
+
+
+class AblationTable:
+    """``facts`` are what all rows have in common, as JSON data; ``workloads`` is the work by mode.
+
+    With a file, its rows are kept, and those that are added take the places of those of the same variant and mode. A
+    row's ``relative`` stays: it is of the default that was measured beside it.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], workloads: Mapping[str, Any], path: Path | None = None) -> None:
+        """Raises :class:`UsageError` for a file that holds no ablation, or one of other facts or other work."""
+        self._facts, self._workloads, self._path = dict(facts), dict(workloads), path
+        self._rows: dict[tuple[str, str], Row] = {}
+        if path is not None and path.exists():
+            self._keep(path)
+
+    def _keep(self, path: Path) -> None:
+        kept = _read(path)
+        for name, value in self._facts.items():
+            _check_same(path, name, kept.get(name), value)
+        for mode, facts in self._workloads.items():
+            if mode in kept["workloads"]:
+                _check_same(path, f"work of {mode}", kept["workloads"][mode], facts)
+        self._workloads = {**kept["workloads"], **self._workloads}
+        self._rows = {(row["variant"], row["mode"]): row for row in kept["rows"]}
+
+    @property
+    def rows(self) -> list[Row]:
+        """The defaults, then the variants in the order in which a whole ablation has them."""
+        return sorted(self._rows.values(), key=lambda row: _ORDER.get(row["variant"], len(_ORDER)))
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {**self._facts, "workloads": self._workloads, "rows": self.rows}
+
+    def add(self, row: Row) -> None:
+        """Also to the file, at once: what was measured before an end by force stays readable."""
+        self._rows[row["variant"], row["mode"]] = row
+        if self._path is not None:
+            write_whole(self._path, json.dumps(self.content, indent=1) + "\n", _FIELD, field=_FIELD)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        works, rows = content["workloads"], content["rows"]
+        if isinstance(works, dict) and all(isinstance(row["variant"], str) and row["mode"] in works for row in rows):
+            return dict(content)
+        problem = "its rows are of another kind"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise UsageError(
+        f"{_FIELD} {path} is there and holds no ablation to add to: {problem}",
+        field=_FIELD,
+        value=str(path),
+        remedy="name another file, or remove it",
+    )
+
+
+def _check_same(path: Path, name: str, kept: object, mine: object) -> None:
+    if kept != mine:
+        differs = f"{name} there: {_told(kept)}; here: {_told(mine)}"
+        raise UsageError(
+            f"{_FIELD} {path} holds an ablation that this cannot be added to: {differs}",
+            field=_FIELD,
+            value=str(path),
+            remedy="name another file, or remove it",
+        )
+
+
+def _told(value: object) -> str:
+    """Without braces and quotes; nothing, where an old file does not say it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_told(item)}" for key, item in value.items())
+    return "not told" if value is None else str(value)
