@@ -46,17 +46,25 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
     subject, model = _subject(settings, geometry_name, facts)
     registry = discover(allow=settings.allow, deny=settings.deny)
     query, measured = plan_query(settings, model, facts), Loaded(None)
-    if settings.engine.calibrated and not elsewhere:
+    left_out = _why_left_out(settings.engine.calibrated, elsewhere)
+    if left_out is None:
         query, measured = apply(query, model, registry)
     answer = explain(query, registry, elsewhere=elsewhere)
     candidates = [(slot.slot.label, item.backend) for slot in answer.slots for item in slot.usable()]
     if as_json:
         about = {"model": subject, "architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
-        print_json({**about, **answer.to_json(), "calibration": calibration_json(measured, candidates)})
+        print_json({**about, **answer.to_json(), "calibration": calibration_json(measured, candidates, left_out)})
     else:
         _print(answer, f"{model.architecture} on {facts}" + (" (not this machine)" if elsewhere else ""))
-        print_calibration(measured, candidates)
+        print_calibration(measured, candidates, left_out)
     return 0 if answer.plan else 1
+
+
+def _why_left_out(calibrated: bool, elsewhere: bool) -> str | None:
+    """Why the answer goes by no measurement, whatever was measured; None = it does go by them."""
+    if elsewhere:
+        return "the device is not here"
+    return None if calibrated else "calibrated is off (--no-calibrated, MINISGL_CALIBRATED or the config file)"
 
 
 def _subject(settings: Settings, geometry_name: str | None, device: DeviceFacts) -> tuple[str, ModelConfig]:

@@ -18,19 +18,26 @@ Candidates = Sequence[tuple[str, str]]
 """(slot, backend) of everything that could be chosen"""
 
 
-def calibration_json(measured: Loaded, candidates: Candidates) -> dict[str, Any]:
-    """Points and crossovers (null without a calibration), what is ignored, and what was never measured."""
+def calibration_json(measured: Loaded, candidates: Candidates, left_out: str | None) -> dict[str, Any]:
+    """Points and crossovers (null without a calibration), what is ignored, and what was never measured.
+
+    ``left_out``: why nobody looked for any, None = they were looked for.
+    """
     found = measured.calibration
     return {
         "points": None if found is None else found.to_json()["points"],
         "crossovers": None if found is None else [item.to_json() for item in crossovers(found.points)],
+        "left_out": left_out,
         "ignored": list(measured.ignored),
         "unmeasured": [] if found is None else unmeasured(found, candidates),
     }
 
 
-def print_calibration(measured: Loaded, candidates: Candidates) -> None:
+def print_calibration(measured: Loaded, candidates: Candidates, left_out: str | None) -> None:
     """The same as text; a line if there is none."""
+    if left_out is not None:
+        click.echo(f"\nmeasurements of `minisgl calibrate` are left out: {left_out}")
+        return
     for line in measured.ignored:
         click.echo(f"\ncalibration ignored: {line}; `minisgl calibrate` measures again")
     found = measured.calibration

@@ -118,6 +118,21 @@ def test_explain_shows_the_numbers_and_the_crossover(measured: Any, capsys: pyte
     assert [(bucket["batch"], bucket["choice"]["name"]) for bucket in buckets] == [([1, 2], "torch"), (None, "cpu")]
     without, data = explained(path, capsys, "--no-calibrated")
     assert "[1-2]" not in without and data["calibration"]["points"] is None
+    assert "measurements of `minisgl calibrate` are left out: calibrated is off (--no-calibrated, " in without
+    assert "would do it" not in without and data["calibration"]["left_out"].startswith("calibrated is off")
+    assert found["left_out"] is None
+
+
+def test_explain_does_not_ask_for_measurements_of_a_device_that_is_not_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["explain", "--geometry", "tiny", "--device", "sm90"]
+    main(arguments)
+    text = capsys.readouterr().out
+    assert "measurements of `minisgl calibrate` are left out: the device is not here" in text
+    assert "would do it" not in text
+    main([*arguments, "--json"])
+    assert json.loads(capsys.readouterr().out)["calibration"]["left_out"] == "the device is not here"
 
 
 def test_explain_says_what_is_stale_and_what_is_missing(measured: Any, capsys: pytest.CaptureFixture[str]) -> None:
