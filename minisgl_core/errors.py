@@ -9,6 +9,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 __all__ = [
     "AdmissionError",
@@ -21,17 +22,34 @@ __all__ = [
     "nearest",
 ]
 
+_SAME: Final = 0.8
+"""How similar two words are, of which one is the other with a slip."""
+_WORDS: Final = re.compile(r"[^_.:-]+")
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``did you mean 'x'?`` for the known name closest to a mistyped one; empty if none is close.
 
-    What all of them begin with, such as ``MINISGL_``, makes none of them closer.
+    What all of them begin with, such as ``MINISGL_``, makes none of them closer. A name that has all words of the
+    mistyped one (``OVERLAP``: ``DISABLE_OVERLAP_SCHEDULING``) goes before one that only looks similar.
     """
     names = sorted(known)
     shared = len(_shared_words([name, *names])) if len(names) > 1 else 0
-    rests = {known[shared:]: known for known in names}
-    close = difflib.get_close_matches(name[shared:], rests, n=1, cutoff=0.5 if shared else 0.6)
-    return f"did you mean {rests[close[0]]!r}?" if close else ""
+    rest, rests = name[shared:], {known[shared:]: known for known in names}
+    wordy = [other for other in rests if _has_words(other, rest)]
+    attempts = ((list(rests), _SAME), (wordy, 0.0), (list(rests), 0.5 if shared else 0.6))
+    close = next((found for among, cutoff in attempts if (found := _closest(rest, among, cutoff))), None)
+    return "" if close is None else f"did you mean {rests[close]!r}?"
+
+
+def _closest(name: str, among: Sequence[str], cutoff: float) -> str | None:
+    return next(iter(difflib.get_close_matches(name, among, n=1, cutoff=cutoff)), None)
+
+
+def _has_words(name: str, wanted: str) -> bool:
+    """Does each word of ``wanted`` stand in ``name``, but for a slip?"""
+    words = _WORDS.findall(name)
+    return all(_closest(word, words, _SAME) for word in _WORDS.findall(wanted) or [""])
 
 
 def _shared_words(names: Sequence[str]) -> str:

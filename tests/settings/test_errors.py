@@ -18,6 +18,12 @@ from minisgl_core.errors import UsageError, nearest
         ("attenton", ["attention"], "attention"),
         ("minisgl-fs", ["minisgl-fa", "minisgl-core"], "minisgl-fa"),
         ("long_prefix_x", ["long_prefix_y"], "long_prefix_y"),
+        ("M_OVERLAP", ["M_DISABLE_OVERLAP_SCHEDULING", "M_MODEL"], "M_DISABLE_OVERLAP_SCHEDULING"),
+        ("M_OVERLAPP", ["M_DISABLE_OVERLAP_SCHEDULING", "M_MODEL"], "M_DISABLE_OVERLAP_SCHEDULING"),
+        ("M_TP", ["M_TP_SIZE", "M_DTYPE"], "M_TP_SIZE"),
+        ("M_GRAPH", ["M_CUDA_GRAPH_MAX_BS", "M_BACKEND_GRAPH"], "M_BACKEND_GRAPH"),
+        ("plugin", ["plugins", "new-plugin"], "plugins"),
+        ("cache_size", ["page_size", "cache"], "page_size"),
     ],
 )
 def test_the_nearest_name_is_offered(name: str, known: list[str], meant: str) -> None:

@@ -155,6 +155,7 @@ def test_a_named_file_must_be_there(load: Any) -> None:
         ({"MINISGL_CHECK_INTEGRTY": "1"}, "did you mean 'MINISGL_CHECK_INTEGRITY'"),
         ({"MINISGL_ZZZZZZZZZZZZZZZZ": "1"}, "MINISGL_ZZZZZZZZZZZZZZZZ; unset it"),
         ({"MINISGL_FOO": "1"}, "unknown environment variable MINISGL_FOO; unset it"),
+        ({"MINISGL_OVERLAP": "0"}, "MINISGL_OVERLAP; did you mean 'MINISGL_DISABLE_OVERLAP_SCHEDULING'?"),
         ({"MINISGL_SEED": "x"}, r"engine\.seed is 'x' \(from MINISGL_SEED\); input should be a valid integer"),
     ],
 )
