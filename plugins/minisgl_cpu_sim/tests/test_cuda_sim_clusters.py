@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,173 +10,7 @@ import pytest
 
 from minisgl_cpu_sim.cuda_sim import CompileError, SimulatedFault, SimulatedProgram, simulate
 
-SOURCE = """
-#include <minisgl/device.h>
-
-using namespace minisgl;
-
-__device__ void meet() {
-    cluster_arrive();
-    cluster_wait();
-}
-
-__device__ unsigned next() { return (cluster_rank() + 1) % cluster_size(); }
-
-__global__ void places(int* ranks, int* sizes) {
-    ranks[blockIdx.y * gridDim.x + blockIdx.x] = cluster_rank();
-    sizes[blockIdx.y * gridDim.x + blockIdx.x] = cluster_size();
-}
-
-// Block 0 of each cluster adds up what all of them hold.
-template <bool BARRIER>
-__global__ void sum(float* out, const float* in) {
-    MINISGL_SHARED(float, parts, 256);
-    float value = in[blockIdx.x * blockDim.x + threadIdx.x];
-    if (BARRIER) meet();
-    store_remote(&parts[cluster_rank() * blockDim.x + threadIdx.x], 0, value);
-    meet();
-    if (cluster_rank() != 0 || threadIdx.x != 0) return;
-    float total = 0;
-    for (int i = 0; i < cluster_size() * blockDim.x; ++i) total += parts[i];
-    out[blockIdx.x / cluster_size()] = total;
-}
-
-// Vectors and a number go round the cluster; arrays lie at other places in block 0 than in the others.
-__global__ void ring(float* out) {
-    MINISGL_DYNAMIC_SHARED(Bytes16, inbox);
-    if (cluster_rank() == 0) {
-        MINISGL_SHARED(float, extra, 8);
-        if (threadIdx.x < 8) extra[threadIdx.x] = 1;
-    }
-    MINISGL_SHARED(float, number, 1);
-    meet();
-    store_remote(&inbox[threadIdx.x], next(), Bytes16{{threadIdx.x, blockIdx.x, 7, 9}});
-    if (threadIdx.x == 0) store_remote(number, next(), 0.5f);
-    cluster_arrive();
-    cluster_wait();
-    const Bytes16 got = inbox[threadIdx.x];
-    out[blockIdx.x * blockDim.x + threadIdx.x] = 100 * got.words[1] + got.words[0] + number[0];
-}
-
-// Three rounds through one place: a barrier after the read guards it against the next write.
-template <bool GUARDED>
-__global__ void rounds(float* out) {
-    MINISGL_SHARED(float, place, 1);
-    if (threadIdx.x == 0) place[0] = -1;
-    __syncthreads();
-    meet();
-    for (int round = 0; round < 3; ++round) {
-        if (threadIdx.x == 1) store_remote(place, next(), 10.0f * round + cluster_rank());
-        meet();
-        out[(round * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x] = place[0];
-        if (GUARDED) meet();
-    }
-}
-
-// A thread that learned of the barrier from another of its block, and a block that tells of writes through one thread.
-__global__ void by_others(float* out) {
-    MINISGL_SHARED(float, place, 64);
-    cluster_arrive();
-    if (threadIdx.x == 0) cluster_wait();
-    __syncthreads();
-    store_remote(&place[threadIdx.x], next(), 1.0f * threadIdx.x);
-    if (threadIdx.x != 0) cluster_wait();
-    cluster_arrive();
-    if (threadIdx.x == 63) cluster_wait();
-    __syncthreads();
-    out[blockIdx.x * blockDim.x + threadIdx.x] = place[threadIdx.x];
-}
-
-// Warp 1 arrives, then writes, and warp 0 arrives only after the block's barrier.
-__global__ void release_by_others(int* data, int* out) {
-    if (threadIdx.x == 32) cluster_arrive();
-    if (blockIdx.x == 0 && threadIdx.x == 32) data[0] = 5;
-    __syncthreads();
-    if (threadIdx.x != 32) cluster_arrive();
-    cluster_wait();
-    if (blockIdx.x == 1 && threadIdx.x == 0) out[0] = data[0];
-}
-
-template <bool BARRIER>
-__global__ void through_global(float* data, float* out) {
-    data[blockIdx.x * blockDim.x + threadIdx.x] = blockIdx.x;
-    if (BARRIER) meet(); else __syncthreads();
-    out[blockIdx.x * blockDim.x + threadIdx.x] = data[(blockIdx.x ^ 1) * blockDim.x + threadIdx.x];
-}
-
-// One block ends before the other writes into it, or just as well afterwards.
-template <int SLOW>
-__global__ void ended() {
-    MINISGL_SHARED(float, place, 1);
-    meet();
-    if (cluster_rank() != SLOW) return;
-    __syncthreads();
-    if (threadIdx.x == 0) store_remote(place, next(), 4.0f);
-}
-
-// One block writes into the other while that uses the place itself, behind a barrier of its own.
-template <bool READS, int WRITER>
-__global__ void beside(float* out) {
-    MINISGL_SHARED(float, place, 1);
-    if (threadIdx.x == 0) place[0] = 1;
-    meet();
-    if (cluster_rank() == WRITER && threadIdx.x == 0) store_remote(place, next(), 2.0f);
-    __syncthreads();
-    if (cluster_rank() != WRITER && threadIdx.x == 0) {
-        if (READS) out[0] = place[0]; else place[0] = 3;
-    }
-    meet();
-}
-
-__global__ void two_writers() {
-    MINISGL_SHARED(float, place, 1);
-    meet();
-    if (threadIdx.x == 0) store_remote(place, 0, 1.0f * cluster_rank());
-    meet();
-}
-
-__global__ void unwritten(float* out) {
-    MINISGL_SHARED(float, place, 2);
-    meet();
-    if (threadIdx.x == 0) store_remote(place, next(), 1.0f);
-    meet();
-    out[0] = place[1];
-}
-
-__global__ void leaves(int rank, int thread) {
-    if (cluster_rank() == rank && threadIdx.x >= thread) return;
-    meet();
-}
-
-__global__ void half_stays(float* out) {
-    meet();
-    if (cluster_rank() == 0 && threadIdx.x < 16) __syncthreads();
-    meet();
-}
-
-__global__ void arrives_twice() {
-    cluster_arrive();
-    cluster_arrive();  // again
-    cluster_wait();
-}
-
-__global__ void never_arrives() { cluster_wait(); }
-
-template <class T>
-__global__ void store_at(int index, int rank) {
-    MINISGL_SHARED(T, place, 32);
-    MINISGL_SHARED(T, behind, 32);
-    meet();
-    if (threadIdx.x == 0) store_remote(reinterpret_cast<T*>(reinterpret_cast<float*>(place) + index), rank, T{});
-    meet();
-}
-
-__global__ void store_at_global(float* x) {
-    meet();
-    store_remote(x, 0, 1.0f);
-    meet();
-}
-"""
+SOURCE = Path(__file__).with_name("clusters.cu")
 
 KERNELS = (
     "places",
@@ -184,12 +19,18 @@ KERNELS = (
     "ring",
     "rounds<true>",
     "rounds<false>",
-    "by_others",
+    "by_others<true>",
+    "by_others<false>",
+    "between_steps<false, false>",
+    "between_steps<true, false>",
+    "between_steps<false, true>",
     "release_by_others",
     "through_global<true>",
     "through_global<false>",
-    "ended<0>",
-    "ended<1>",
+    "ended<0, true>",
+    "ended<0, false>",
+    "ended<1, true>",
+    "ended<1, false>",
     "beside<true, 0>",
     "beside<true, 1>",
     "beside<false, 0>",
@@ -207,14 +48,14 @@ KERNELS = (
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> SimulatedProgram:
-    source = tmp_path_factory.mktemp("cuda_sim_clusters") / "clusters.cu"
-    source.write_text(SOURCE)
-    return SimulatedProgram([source], KERNELS)
+def program() -> SimulatedProgram:
+    return SimulatedProgram([SOURCE], KERNELS)
 
 
 def line_of(text: str) -> str:
-    return f"clusters.cu:{SOURCE[: SOURCE.index(text)].count(chr(10)) + 1}"
+    lines = [number for number, line in enumerate(SOURCE.read_text().splitlines(), 1) if text in line]
+    assert len(lines) == 1, text
+    return f"clusters.cu:{lines[0]}"
 
 
 def fault_of(
@@ -260,13 +101,28 @@ def test_a_place_is_used_again_after_a_barrier(program: SimulatedProgram) -> Non
     assert (fault.kind, fault.access, fault.buffer) in {("race", "write", "place"), ("race", "read", "place")}
 
 
-def test_a_blocks_barrier_passes_on_what_a_clusters_barrier_told(program: SimulatedProgram) -> None:
-    out = floats(2, 64)
-    program.launch("by_others", 2, 64, {"out": out}, cluster=2)
-    assert np.array_equal(out, [np.arange(64)] * 2)
+@pytest.mark.parametrize(("warp", "block"), [("true", 32), ("false", 64)])
+def test_narrower_barriers_pass_on_what_a_clusters_barrier_told(
+    program: SimulatedProgram, warp: str, block: int
+) -> None:
+    out = floats(2, block)
+    program.launch(f"by_others<{warp}>", 2, block, {"out": out}, cluster=2)
+    assert np.array_equal(out, [np.arange(block)] * 2)
+
+
+def test_an_arrival_tells_of_what_lies_before_a_blocks_barrier(program: SimulatedProgram) -> None:
     seen = np.zeros(1, np.int32)
     program.launch("release_by_others", 2, 64, {"data": np.zeros(1, np.int32), "out": seen}, cluster=2)
     assert seen[0] == 5
+
+
+def test_a_store_after_the_arrival_and_a_read_before_the_wait(program: SimulatedProgram) -> None:
+    out = floats(2, 64)
+    program.launch("between_steps<false, false>", 2, 64, {"out": out}, cluster=2)
+    assert np.array_equal(out, np.full((2, 64), 2))
+    for kernel in ("between_steps<true, false>", "between_steps<false, true>"):
+        fault = fault_of(program, kernel, out)
+        assert (fault.kind, fault.buffer) == ("race", "place")
 
 
 def test_a_clusters_barrier_orders_global_memory_and_a_blocks_does_not(program: SimulatedProgram) -> None:
@@ -286,11 +142,12 @@ def test_a_store_before_all_blocks_have_started(program: SimulatedProgram) -> No
     assert fault.source == line_of("store_remote(&parts")
 
 
-@pytest.mark.parametrize("slow", [0, 1])
-def test_a_store_to_a_block_that_may_have_ended(program: SimulatedProgram, slow: int) -> None:
-    fault = fault_of(program, f"ended<{slow}>")
-    assert fault.kind == "remote-store" and fault.where.block == (slow, 0, 0)
-    assert f"to `place` of block ({1 - slow}, 0, 0), which may have ended" in str(fault)
+@pytest.mark.parametrize("writer", [0, 1])
+@pytest.mark.parametrize("later", ["true", "false"])
+def test_a_store_to_a_block_that_may_have_ended(program: SimulatedProgram, writer: int, later: str) -> None:
+    fault = fault_of(program, f"ended<{writer}, {later}>")
+    assert fault.kind == "remote-store" and fault.where.block == (writer, 0, 0)
+    assert f"to `place` of block ({1 - writer}, 0, 0), which may have ended" in str(fault)
     assert fault.source == line_of("store_remote(place, next(), 4.0f)")
 
 
@@ -315,14 +172,15 @@ def test_a_place_that_no_block_wrote(program: SimulatedProgram) -> None:
 @pytest.mark.parametrize(("rank", "thread"), [(0, 0), (1, 0), (1, 40)])
 def test_a_thread_that_leaves_before_a_clusters_barrier(program: SimulatedProgram, rank: int, thread: int) -> None:
     fault = fault_of(program, "leaves", rank, thread)
-    assert fault.kind == "divergence" and fault.source == line_of("cluster_wait();")
+    assert fault.kind == "divergence" and fault.source == line_of("cluster_wait();  // of all")
     assert "waits at a cluster barrier in line" in str(fault)
     assert f"thread ({thread}, 0, 0) of block ({rank}, 0, 0) has ended" in str(fault)
 
 
 def test_the_narrowest_wait_is_named(program: SimulatedProgram) -> None:
     fault = fault_of(program, "half_stays", floats(1))
-    assert fault.kind == "divergence" and "waits at a block barrier" in fault.detail
+    assert fault.kind == "divergence"
+    assert fault.detail.startswith("thread (0, 0, 0) of block (0, 0, 0) waits at a block barrier")
     assert "thread (16, 0, 0) of block (0, 0, 0) waits at a cluster barrier" in fault.detail
 
 
