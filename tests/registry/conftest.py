@@ -13,7 +13,7 @@ import pytest
 
 from minisgl_core.modelconfig import ModelConfig, MoEConfig, RopeConfig
 from minisgl_core.plugin_api import ANY, HOOK_OF_ROLE, BackendSpec, Caps, PluginInfo, Role, hookimpl
-from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, Registry, discover, resolve_plan
+from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, PluginRecord, Registry, discover, resolve_plan
 
 
 class FakeDistribution(Distribution):
@@ -77,6 +77,11 @@ class World:
 
     def registry(self, **lists: Any) -> Registry:
         return discover(self.distributions, **lists)
+
+    def record(self, distribution: str, **lists: Any) -> PluginRecord:
+        """What is known about the one plugin of this distribution."""
+        (record,) = [plugin for plugin in self.registry(**lists).plugins if plugin.distribution == distribution]
+        return record
 
 
 def _hook(specs: list[BackendSpec]) -> Callable[[], list[BackendSpec]]:
