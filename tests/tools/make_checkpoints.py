@@ -1,7 +1,7 @@
 """Tiny random checkpoints, saved by transformers itself, each with the answers transformers gives in float32.
 
 As a module: ``ensure_checkpoint(name) -> Path`` and ``reference(name) -> Reference`` (made on first use, then kept in
-the user's cache under a key of this file and the transformers version). As a script: makes all, or those named;
+the user's cache under a key of this code and the transformers version). As a script: makes all, or those named;
 ``--search`` looks for a seed instead.
 
 Random weights must make greedy equality meaningful: matrices N(0, gain / sqrt(fan_in)) keep activations of order 1 in
@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+sys.path.append(str(Path(__file__).parent))  # this file is also loaded by its path
+from checkpoint_files import spell_as_v4, write_gguf, write_tokenizer
+
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 __all__ = ["MIN_MARGIN", "NUM_STEPS", "PROMPT_LENGTHS", "RECIPES", "Reference", "ensure_checkpoint", "reference"]
@@ -191,8 +193,10 @@ def prompts() -> list[list[int]]:
 
 
 def cache_root() -> Path:
-    """A folder for this version of the script and of transformers; older versions' folders are left alone."""
-    digest = hashlib.sha256(Path(__file__).read_bytes() + importlib.metadata.version("transformers").encode())
+    """A folder for this version of the two files and of transformers; older versions' folders are left alone."""
+    here = Path(__file__).parent
+    code = b"".join((here / name).read_bytes() for name in ("make_checkpoints.py", "checkpoint_files.py"))
+    digest = hashlib.sha256(code + importlib.metadata.version("transformers").encode())
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "minisgl-tests" / f"checkpoints-{digest.hexdigest()[:16]}"
 
@@ -336,127 +340,6 @@ def _write(model: PreTrainedModel, recipe: Recipe, folder: Path) -> None:
         spell_as_v4(folder / "config.json")
     if recipe.form == "text":
         write_tokenizer(folder)
-
-
-def spell_as_v4(path: Path) -> None:
-    """Rewrite a config.json with the keys of transformers 4."""
-    config = json.loads(path.read_text())
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
-    config["torch_dtype"] = config.pop("dtype")
-    if "num_local_experts" in config:
-        config["num_experts"] = config.pop("num_local_experts")
-    config["transformers_version"] = "4.51.0"
-    path.write_text(json.dumps(config, indent=2))
-
-
-TOKENIZER_SIZE: Final = 500
-"""Smaller than the models' vocabulary, as in padded checkpoints."""
-CHAT_TEMPLATE: Final = (
-    "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('role ' + message['role'] + ' is not supported') }}{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE of ``TOKENIZER_SIZE`` tokens, trained on a fixed text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=TOKENIZER_SIZE,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    text = Path(__file__).read_text()[:40_000]
-    tokenizer.train_from_iterator([text], trainer)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    wrapped.chat_template = CHAT_TEMPLATE
-    wrapped.save_pretrained(folder)
-
-
-# --- GGUF ------------------------------------------------------------------------------------------------------------
-
-GGUF_ARCHITECTURES: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
-GGUF_NAMES: Final = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
-
-
-def write_gguf(model: PreTrainedModel, path: Path) -> None:
-    """A float32 GGUF file as converters write it: llama's q and k rows interleaved, experts stacked."""
-    import gguf
-
-    config = model.config
-    arch = GGUF_ARCHITECTURES[config.model_type]
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_eos_token_id(EOS)
-    if arch == "qwen3moe":
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    for name, parameter in model.named_parameters():
-        for gguf_name, values in _gguf_tensors(name, parameter.detach(), config, arch):
-            writer.add_tensor(gguf_name, np.ascontiguousarray(values.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _gguf_tensors(name: str, values: torch.Tensor, config: Any, arch: str) -> list[tuple[str, torch.Tensor]]:
-    top = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    if name in top:
-        return [(top[name], values)]
-    if name == "lm_head.weight":
-        return [("output.weight", values)]
-    _, _, layer, rest = name.split(".", 3)
-    if rest == "mlp.experts.gate_up_proj":
-        gate, up = values.chunk(2, dim=1)
-        return [(f"blk.{layer}.ffn_gate_exps.weight", gate), (f"blk.{layer}.ffn_up_exps.weight", up)]
-    if rest == "mlp.experts.down_proj":
-        return [(f"blk.{layer}.ffn_down_exps.weight", values)]
-    stem, suffix = rest.rsplit(".", 1)
-    if arch == "llama" and stem.endswith(("q_proj", "k_proj")):
-        heads = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
-        halves = values.reshape(heads, 2, config.head_dim // 2, *values.shape[1:])
-        values = halves.transpose(1, 2).reshape(values.shape)
-    return [(f"blk.{layer}.{GGUF_NAMES[stem]}.{suffix}", values)]
 
 
 # --- command ---------------------------------------------------------------------------------------------------------
