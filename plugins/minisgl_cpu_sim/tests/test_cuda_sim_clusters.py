@@ -138,7 +138,7 @@ def test_a_clusters_barrier_orders_global_memory_and_a_blocks_does_not(program: 
 def test_a_store_before_all_blocks_have_started(program: SimulatedProgram) -> None:
     fault = fault_of(program, "sum<false>", floats(1), floats(128))
     assert fault.kind == "remote-store" and fault.where.block == (1, 0, 0)
-    assert str(fault).startswith("remote store to `parts` of block (0, 0, 0), which may not have started")
+    assert str(fault).startswith("remote store to `parts` of block (0, 0, 0), which may have not started yet")
     assert fault.source == line_of("store_remote(&parts")
 
 

@@ -46,7 +46,8 @@ void meet(Site site, uint32_t mask, uint64_t value, bool orders) {
     self.outbox = value;
     if (!(mask >> (self.linear % WARP) & 1)) fail(Kind::DIVERGENCE, at(site), "a lane that is not in its own mask");
     for (uint32_t i = 0; i < WARP; ++i) {
-        if ((mask >> i & 1) && lane_of_warp(i) == nullptr) fail(Kind::DIVERGENCE, at(site), "the mask names lanes that do not exist");
+        if (!(mask >> i & 1) || lane_of_warp(i) != nullptr) continue;
+        fail(Kind::DIVERGENCE, at(site), "the mask names lanes that do not exist");
     }
     self.state = State::AT_WARP;
     bool complete = true;
@@ -90,7 +91,7 @@ void warp_barrier(Site site, uint32_t mask) { meet(site, mask, 0, true); }
 void cluster_arrive(Site site) {
     Thread& self = *current;
     if (self.arrived > self.waited) {
-        fail(Kind::DIVERGENCE, at(site), "a thread arrives again at a cluster barrier without waiting at the one before");
+        fail(Kind::DIVERGENCE, at(site), "a thread arrives again at a cluster barrier and has not waited in between");
     }
     std::vector<uint32_t>& released = blocks[self.rank].released;
     released.resize(std::max<size_t>(released.size(), self.arrived + 1));

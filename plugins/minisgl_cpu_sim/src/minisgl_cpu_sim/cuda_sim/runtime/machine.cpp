@@ -86,7 +86,8 @@ bool is_missed(const Thread& other, const Thread& waiting) {
     if (waiting.state == State::AT_CLUSTER_BARRIER) return other.arrived < waiting.arrived;
     if (other.rank != waiting.rank) return false;
     const bool same_warp = other.linear / WARP == waiting.linear / WARP;
-    const bool needed = waiting.state == State::AT_BLOCK_BARRIER || (same_warp && (waiting.mask >> (other.linear % WARP) & 1));
+    const bool needed = waiting.state == State::AT_BLOCK_BARRIER ||
+                        (same_warp && (waiting.mask >> (other.linear % WARP) & 1));
     return needed && !(other.state == waiting.state && other.mask == waiting.mask && same(other.site, waiting.site));
 }
 
@@ -94,7 +95,8 @@ bool is_missed(const Thread& other, const Thread& waiting) {
 void record_deadlock() {
     const auto narrower = [](const Thread& a, const Thread& b) { return a.state < b.state; };
     current = &*std::min_element(threads.begin(), threads.end(), narrower);
-    const auto missed = std::find_if(threads.begin(), threads.end(), [](const Thread& other) { return is_missed(other, *current); });
+    const auto is_missed_here = [](const Thread& other) { return is_missed(other, *current); };
+    const auto missed = std::find_if(threads.begin(), threads.end(), is_missed_here);
     const std::string text = describe(*current) + (missed == threads.end() ? "" : ", " + describe(*missed));
     record(Kind::DIVERGENCE, at(current->site), text);
 }
@@ -154,10 +156,13 @@ std::string describe(Dim3 index) {
 }
 
 std::string describe(const Thread& thread) {
-    const char* what[] = {" runs", " waits for its warp", " waits at a block barrier", " waits at a cluster barrier", " has ended"};
+    const char* what[] = {"runs", "waits for its warp", "waits at a block barrier", "waits at a cluster barrier",
+                          "has ended"};
+    std::string text = "thread " + describe(thread.index);
+    if (blocks.size() > 1) text += " of block " + describe(blocks[thread.rank].index);
+    text += std::string(" ") + what[static_cast<int>(thread.state)];
     const bool waits = thread.state != State::READY && thread.state != State::ENDED;
-    return "thread " + describe(thread.index) + (blocks.size() > 1 ? " of block " + describe(blocks[thread.rank].index) : "") +
-           what[static_cast<int>(thread.state)] + (waits ? " in line " + std::to_string(thread.site.line) : "");
+    return waits ? text + " in line " + std::to_string(thread.site.line) : text;
 }
 
 Dim3 block_of(uint32_t grid_thread) { return unravel((grid_thread - 1) / block_size(), launch->grid); }

@@ -62,10 +62,10 @@ struct Fault {
 
 // When a thread touched a byte.
 struct Stamp {
-    uint32_t thread = 0;         // in the grid, from 1; 0 = never
-    uint32_t epoch = 0;          // block barriers that it had passed
-    uint32_t clock = 0;          // its own component of its warp's vector clock
-    uint32_t arrived : 31 = 0;   // cluster barriers at which it had arrived
+    uint32_t thread = 0;        // in the grid, from 1; 0 = never
+    uint32_t epoch = 0;         // block barriers that it had passed
+    uint32_t clock = 0;         // its own component of its warp's vector clock
+    uint32_t arrived : 31 = 0;  // cluster barriers at which it had arrived
     uint32_t atomic : 1 = 0;
 };
 
@@ -117,7 +117,9 @@ extern std::vector<Thread> threads;  // of the cluster, block after block
 extern std::vector<Block> blocks;
 
 inline uint32_t block_size() { return static_cast<uint32_t>(threads.size() / blocks.size()); }
-inline std::span<Thread> threads_of(uint32_t rank) { return std::span(threads).subspan(rank * block_size(), block_size()); }
+inline std::span<Thread> threads_of(uint32_t rank) {
+    return std::span(threads).subspan(rank * block_size(), block_size());
+}
 
 // machine.cpp: a thread lets others run until its state is READY again; `fail` ends the launch, and `text` adds to what
 // the kind says.

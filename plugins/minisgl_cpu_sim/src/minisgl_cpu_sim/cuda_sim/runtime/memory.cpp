@@ -10,7 +10,7 @@ namespace minisgl_sim {
 
 namespace {
 
-constexpr uint64_t STEPS = 10'000'000;  // without waiting: a thread that spins for another block never ends
+constexpr uint64_t STEPS = 10'000'000;  // without waiting: a thread that spins for another never ends
 constexpr size_t PAGE = 1024;
 
 std::vector<Buffer> buffers;
@@ -118,7 +118,7 @@ void begin_memory() {
 void touch(uintptr_t at, size_t size, size_t alignment, Access access, const void* pc) {
     if (current == nullptr || on_stack_of_current(at, size)) return;
     const Fault fault = fault_of(at, size, access, pc);
-    if (++current->steps > STEPS) fail(Kind::STUCK, fault, "it spins; threads run one after another here, from barrier to barrier");
+    if (++current->steps > STEPS) fail(Kind::STUCK, fault, "it spins; threads take turns at barriers only here");
     if (touch_shared(at, size, alignment, access, fault)) return;
     for (size_t i = 0; i < buffers.size(); ++i) {
         if (holds(buffers[i], static_cast<int64_t>(at), static_cast<int64_t>(size))) {

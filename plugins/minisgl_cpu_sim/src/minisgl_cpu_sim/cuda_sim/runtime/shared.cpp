@@ -56,7 +56,8 @@ const Array& meant(uintptr_t at, size_t size, size_t alignment, Fault& fault) {
     }
     if (nearest == nullptr) fail(Kind::OUT_OF_BOUNDS, fault, "shared memory");
     fault.offset = int64_t{place} - nearest->begin;
-    if (place < nearest->begin || place + size > nearest->begin + nearest->size) fail(Kind::OUT_OF_BOUNDS, fault, nearest->name);
+    const bool inside = place >= nearest->begin && place + size <= nearest->begin + nearest->size;
+    if (!inside) fail(Kind::OUT_OF_BOUNDS, fault, nearest->name);
     if (place % alignment != 0) fail(Kind::MISALIGNED, fault, nearest->name);
     return *nearest;
 }
@@ -72,20 +73,25 @@ void visit_array(uint32_t rank, const Array& array, size_t size, Access access, 
     }
 }
 
-[[noreturn]] void fail_remotely(int64_t pc, const char* array, uint32_t rank, const char* why) {
+[[noreturn]] void fail_remotely(int64_t pc, const std::string& what) {
     Fault fault{};
     fault.pc = pc;
-    fail(Kind::REMOTE_STORE, fault, "to `" + std::string(array) + "` of block " + describe(blocks[rank].index) + ", which " + why);
+    fail(Kind::REMOTE_STORE, fault, what);
 }
 
-constexpr const char* TOO_EARLY = "may not have started: the thread has waited at no cluster barrier yet";
-constexpr const char* TOO_LATE = "may have ended: it waits at no cluster barrier at which the thread arrives afterwards";
+[[noreturn]] void fail_as_absent(int64_t pc, const char* array, uint32_t rank, const char* why) {
+    const std::string target = "`" + std::string(array) + "` of block " + describe(blocks[rank].index);
+    fail_remotely(pc, "to " + target + ", which may have " + why);
+}
+
+constexpr const char* TOO_EARLY = "not started yet: the thread has waited at no barrier of the cluster";
+constexpr const char* TOO_LATE = "ended: it waits at no barrier of the cluster at which the thread arrives afterwards";
 
 // The other block must be there, whatever the order in which blocks run.
 void check_presence(uint32_t rank, const char* array, int64_t pc) {
-    if (current->known == 0) fail_remotely(pc, array, rank, TOO_EARLY);
+    if (current->known == 0) fail_as_absent(pc, array, rank, TOO_EARLY);
     Block& block = blocks[rank];
-    if (block.ended == block_size()) fail_remotely(pc, array, rank, TOO_LATE);
+    if (block.ended == block_size()) fail_as_absent(pc, array, rank, TOO_LATE);
     if (current->arrived + 1 > block.store.until) block.store = {current, current->arrived + 1, array, pc};
 }
 
@@ -106,7 +112,7 @@ void end_shared_memory(uint32_t rank) {
         if (thread.known >= store.until) return;
     }
     current = store.by;
-    fail_remotely(store.pc, store.array, rank, TOO_LATE);
+    fail_as_absent(store.pc, store.array, rank, TOO_LATE);
 }
 
 void* shared(const void* key, const char* name, size_t size) {
@@ -129,13 +135,11 @@ bool touch_shared(uintptr_t at, size_t size, size_t alignment, Access access, co
 void* remote(void* at, unsigned rank, size_t size) {
     const auto place = reinterpret_cast<uintptr_t>(at);
     Fault fault = fault_of(place, size, WRITE, __builtin_return_address(0));
-    if (rank >= blocks.size() || !holds(current->rank, place)) {
-        const std::string blocks_of_it = std::to_string(blocks.size());
-        Fault nowhere{};
-        nowhere.pc = fault.pc;
-        fail(Kind::REMOTE_STORE, nowhere, rank < blocks.size() ? "to a place that is not in shared memory"
-                                                               : "to rank " + std::to_string(rank) + " of a cluster of " + blocks_of_it);
+    if (rank >= blocks.size()) {
+        const std::string of_blocks = std::to_string(blocks.size());
+        fail_remotely(fault.pc, "to rank " + std::to_string(rank) + " of a cluster of " + of_blocks);
     }
+    if (!holds(current->rank, place)) fail_remotely(fault.pc, "to a place that is not in shared memory");
     const Array mine = meant(place, size, size, fault);
     if (rank != current->rank) check_presence(rank, mine.name, fault.pc);
     const Array& theirs = array_of(rank, mine.key, mine.name, mine.size);

@@ -3,6 +3,7 @@
 // the compiler's thread-sanitizer instrumentation reports each of them to the simulator.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -183,6 +184,9 @@ T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> value) 
 
 #define MINISGL_DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(::minisgl_sim::dynamic_shared())
 
+// The number of the lowest bit that is set, from 1 up; 0 if none is.
+inline int __ffs(int value) { return value == 0 ? 0 : std::countr_zero(static_cast<unsigned>(value)) + 1; }
+
 namespace minisgl {
 
 struct alignas(16) Bytes16 {
@@ -243,6 +247,8 @@ inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
 
 inline float fast_exp(float value) { return std::exp(value); }
 
+inline float fast_exp2(float value) { return std::exp2(value); }
+
 inline float fast_divide(float value, float by) { return value / by; }
 
 template <class Unit>
@@ -268,12 +274,12 @@ inline void wait_for_previous_kernel() {}
 
 inline void let_next_kernel_start() {}
 
-// A block's number in its cluster, and the blocks of that. Each block is a cluster of its own where the launch has none.
+// A block's number in its cluster, and the blocks of that. In a launch without clusters each block is one of its own.
 inline unsigned cluster_rank() { return minisgl_sim::cluster_rank(); }
 
 inline unsigned cluster_size() { return minisgl_sim::cluster_size(); }
 
-// The two steps of a barrier of all threads of a cluster. They are functions, not macros: the caller's line is a default.
+// The two steps of a barrier of all threads of a cluster. They are functions as on a GPU: defaults tell the line.
 inline void cluster_arrive(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     minisgl_sim::cluster_arrive({file, line});
 }
