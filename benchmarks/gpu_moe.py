@@ -34,9 +34,10 @@ from commandline import Parser, amount, need_gpu, positive, run
 from rich.console import Console
 from rich.table import Table
 
+from minisgl_core.builtin.platform import CudaPlatform
 from minisgl_core.files import require_writable_folder
 from minisgl_core.plugin_api import MoESetup
-from minisgl_moe.executor import FusedMoE, FusedWeights, architecture
+from minisgl_moe.executor import FusedMoE, FusedWeights
 from minisgl_moe.tiles import SHIPPED, Geometry, Tile, Tiling, default_tiling, dump_table, load_table, tiling_at
 from minisgl_moe.triton_ops.align import Alignment, align
 from minisgl_moe.triton_ops.grouped import down_grouped, sum_pairs, up_grouped
@@ -334,7 +335,7 @@ def report(row: dict[str, Any]) -> str:
 def main() -> None:
     args, start = arguments(), time.perf_counter()
     torch.manual_seed(0)
-    arch, device = architecture(torch.device("cuda")), torch.cuda.get_device_name()
+    arch, device = CudaPlatform(0).sm, torch.cuda.get_device_name()
     geometry = Geometry(arch, args.dtype, args.experts, args.top_k, args.inner, args.hidden)
     hopper = arch >= 90
     table = load_table(geometry, (args.out, SHIPPED)) if args.no_search else None

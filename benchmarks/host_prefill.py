@@ -38,6 +38,7 @@ import minisgl_cuda.launch
 import minisgl_cuda.plugin
 import minisgl_fa.plugin
 import minisgl_moe.plugin
+from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.planning import make_plan
@@ -93,7 +94,7 @@ def free_experts(folder: Path) -> Iterator[None]:
     free_triton(folder)
     geometry = Geometry(90, "float32", 128, 8, 32, 32)
     (folder / geometry.file_name).write_text(dump_table({1: Tiling(True, TILE, TILE)}))
-    with patch.object(executor, "architecture", lambda device: 90), patch.object(executor, "SHIPPED", folder):
+    with patch.object(CpuPlatform, "sm", 90), patch.object(executor, "SHIPPED", folder):
         yield
 
 

@@ -149,7 +149,7 @@ class Setups:
         )
 
     def linear(self) -> LinearSetup:
-        return LinearSetup(self._device, self._dtype, self._config.max_prefill_tokens)
+        return LinearSetup(self._device, self._dtype, self._config.max_prefill_tokens, self._platform)
 
     def moe(self) -> MoESetup:
         moe = self._model.moe
@@ -163,6 +163,7 @@ class Setups:
             split_evenly("expert width", moe.intermediate_size, self._config.tp_info.size),
             self._model.num_layers,
             self._config.max_prefill_tokens,
+            self._platform,
         )
 
     def attention(self, page_size: int) -> AttentionSetup:

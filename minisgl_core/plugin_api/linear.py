@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from .platform import Platform
+
 __all__ = ["LinearBackend", "LinearSetup"]
 
 
@@ -18,6 +20,8 @@ class LinearSetup:
     device: torch.device
     dtype: torch.dtype
     max_tokens: int
+    platform: Platform | None = None
+    """Since 1.1; the core always says it. None: whoever builds the backend has none at hand."""
 
 
 class LinearBackend(Protocol):

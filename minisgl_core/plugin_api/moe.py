@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from .platform import Platform
+
 __all__ = ["MoEExecutor", "MoESetup"]
 
 
@@ -24,6 +26,8 @@ class MoESetup:
     """Rank-local expert width."""
     num_layers: int
     max_tokens: int
+    platform: Platform | None = None
+    """Since 1.1; the core always says it. None: whoever builds the backend has none at hand."""
 
 
 class MoEExecutor(Protocol):

@@ -34,7 +34,7 @@ GraphLevel = Literal["never", "decode", "always"]
 ROLES: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear", "comm", "platform", "models")
 """All roles, in the order in which solutions are compared."""
 
-API_VERSIONS: Final[Mapping[str, str]] = dict.fromkeys(ROLES, "1.0")
+API_VERSIONS: Final[Mapping[str, str]] = {**dict.fromkeys(ROLES, "1.0"), "linear": "1.1", "moe": "1.1"}
 """The version of each role's protocol that this core serves."""
 
 

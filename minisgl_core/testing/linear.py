@@ -39,7 +39,7 @@ class LinearCase(TrialCase):
         return Need(device=rig.facts, dtype=self.dtype, capture=self.how == "replay", format="plain")
 
     def build(self, subject: Subject, rig: Rig, box: Caps | None) -> Any:
-        return subject.build(LinearSetup(rig.device, dtype_named(self.dtype), self.m), box)
+        return subject.build(LinearSetup(rig.device, dtype_named(self.dtype), self.m, rig.platform), box)
 
     def trial(self, backend: Any, rig: Rig) -> Trial:
         return _Product(self, backend, rig)

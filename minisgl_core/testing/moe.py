@@ -67,6 +67,7 @@ class MoECase(TrialCase):
             intermediate_size=self.width,
             num_layers=2,
             max_tokens=self.tokens,
+            platform=rig.platform,
         )
         return subject.build(setup, box)
 

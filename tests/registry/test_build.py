@@ -120,7 +120,7 @@ def test_an_options_model_that_cannot_be_used_is_the_plugins_fault(choose: Any) 
 
 
 def test_case_86_missing_methods_are_named_at_start(choose: Any) -> None:
-    with pytest.raises(BackendError, match=r"built:Unfinished lacks prepare_weights, close of the moe API 1\.0"):
+    with pytest.raises(BackendError, match=r"built:Unfinished lacks prepare_weights, close of the moe API 1\.1"):
         load_class(choose("Unfinished"))
 
 

@@ -50,6 +50,7 @@ class MoERun:
             intermediate_size=g.intermediate_size,
             num_layers=len(capsule.layers),
             max_tokens=max(g.max_tokens, sum(capsule.q_lens)),
+            platform=rig.platform,
         )
 
     def _calls(self) -> Iterator[Callable[[], torch.Tensor]]:

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="the skinny products need triton")
 
+from minisgl_core.plugin_api import LinearSetup
 from minisgl_cuda.linear import SkinnyLinear
 from minisgl_cuda.tiles import TileTable
 from minisgl_cuda.triton_ops.skinny import default_tile, skinny_linear
@@ -42,7 +43,7 @@ def test_the_table_decides_and_more_rows_go_to_the_library(monkeypatch: pytest.M
     assert table.find(64, 128, 2) == [] and table.find(64, 128, 9) is None and table.find(64, 64, 1) is None
     calls: list[int] = []
     monkeypatch.setattr("minisgl_cuda.linear.skinny_linear", lambda out, x, *rest: calls.append(len(x)))
-    ours: Any = SkinnyLinear(SimpleNamespace(device=torch.device(DEVICE)))  # type: ignore[arg-type]
+    ours: Any = SkinnyLinear(LinearSetup(torch.device(DEVICE), torch.float32, 64))
     ours._tiles = table
     weight = torch.randn(64, 128, device=DEVICE)
     for rows in (1, 2, 9, 17):
@@ -64,8 +65,8 @@ def test_tiles_fit_into_the_shared_memory_of_their_devices() -> None:
     assert max(_shared_bytes(*each) for each in guessed) <= 99 << 10  # of 8.6, 8.9 and 12.0
 
 
-@pytest.mark.parametrize(("arch", "measured"), [(90, True), (89, False)])
-def test_a_table_serves_its_own_compute_capability(monkeypatch: pytest.MonkeyPatch, arch: int, measured: bool) -> None:
-    monkeypatch.setattr("minisgl_cuda.linear.architecture", lambda device: arch)
-    ours: Any = SkinnyLinear(SimpleNamespace(device=torch.device(DEVICE)))  # type: ignore[arg-type]
+@pytest.mark.parametrize(("sm", "measured"), [(90, True), (89, False)])
+def test_a_table_serves_its_own_compute_capability(sm: int, measured: bool) -> None:
+    platform: Any = SimpleNamespace(sm=sm)
+    ours: Any = SkinnyLinear(LinearSetup(torch.device(DEVICE), torch.bfloat16, 64, platform))
     assert (ours._tiles.find(7168, 5120, 4) is not None) is measured

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from minisgl_core.builtin.platform import CudaPlatform
 from minisgl_core.plugin_api import MoESetup
 
 
@@ -48,6 +49,7 @@ class Layer:
             intermediate_size=self.inner,
             num_layers=1,
             max_tokens=self.max_tokens,
+            platform=CudaPlatform(0) if self.device == "cuda" else None,
         )
 
     def ids(self, tokens: int) -> torch.Tensor:

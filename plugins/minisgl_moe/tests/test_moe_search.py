@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from minisgl_moe import executor
 from minisgl_moe.executor import FusedMoE, FusedWeights
 from minisgl_moe.tiles import Geometry, default_tiling, load_table, tiling_at
 
+HOPPER: Any = SimpleNamespace(sm=90)
 SMALL = Geometry(90, "bfloat16", experts=4, top_k=2, inner=16, hidden=32)
 
 
@@ -44,7 +45,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     def seconds(run: Any) -> float:  # narrow, deep tiles shall be the fastest
         return float(run.args[1].block_n) / run.args[1].stages if len(run.args) == 2 else 0.0
 
-    monkeypatch.setattr(module, "architecture", lambda device: 90)
+    monkeypatch.setattr(module, "CudaPlatform", lambda index: HOPPER)
     monkeypatch.setattr(module, "need_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(module, "compile_all", lambda geometry, jobs, budget: set(jobs))
@@ -69,9 +70,8 @@ def test_the_executor_reads_what_the_search_writes(
     one, many = tiling_at(SMALL, 1, table), tiling_at(SMALL, 4096, table)
     assert not one.grouped and one.up.block_n == min(tile.block_n for tile in search.pair_tiles())
     assert many.grouped and (many.up.block_n, many.up.stages) == (128, 4)
-    monkeypatch.setattr(executor, "architecture", lambda device: 90)
     monkeypatch.setattr(executor, "SHIPPED", tmp_path)
-    moe = FusedMoE(MoESetup(torch.device("cpu"), torch.bfloat16, 4, 2, 32, 16, 1, 8))
+    moe = FusedMoE(MoESetup(torch.device("cpu"), torch.bfloat16, 4, 2, 32, 16, 1, 8, HOPPER))
     assert moe._table == table
     report = json.loads((tmp_path / "gpu_moe.json").read_text())
     assert report["device"] == "NVIDIA H200" and [row["tokens"] for row in report["rows"]] == [1, 4096, 64]

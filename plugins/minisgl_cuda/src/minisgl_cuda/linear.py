@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .tiles import TileTable
-from .triton_ops.skinny import MAX_ROWS, architecture, default_tile, skinny_linear
+from .triton_ops.skinny import MAX_ROWS, default_tile, skinny_linear
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import LinearSetup
@@ -32,7 +32,8 @@ class SkinnyLinear:
     """
 
     def __init__(self, setup: LinearSetup, options: Any = None) -> None:
-        self._tiles = TileTable.load(f"skinny-sm{architecture(setup.device)}")
+        sm = 0 if setup.platform is None else setup.platform.sm
+        self._tiles = TileTable.load(f"skinny-sm{sm}")
 
     def prepare_weights(self, weight: torch.Tensor) -> Prepared:
         """(N, K), used as it is."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .options import FusedMoEOptions
 
-__all__ = ["FusedMoE", "FusedWeights", "architecture"]
+__all__ = ["FusedMoE", "FusedWeights"]
 
 MOST_TOKENS = 16384
 """More pass in turns: by then the products are bound by arithmetic, and the workspace stays below a gigabyte."""
@@ -31,15 +31,6 @@ class FusedWeights(NamedTuple):
     """(E, H, I)"""
 
 
-def architecture(device: torch.device) -> int:
-    """Compute capability times ten, 0 where the interpreter runs."""
-    if device.type != "cuda":
-        return 0
-    from triton.runtime import driver
-
-    return int(driver.active.get_current_target().arch)
-
-
 class FusedMoE:
     """float32 accumulation; no atomics, so equal input gives equal bits. One workspace serves all layers in turn."""
 
@@ -47,7 +38,7 @@ class FusedMoE:
         self._dtype, self._experts, self._top_k = setup.dtype, setup.num_experts, setup.top_k
         self._shape13 = (setup.num_experts, 2 * setup.intermediate_size, setup.hidden_size)
         self._geometry = Geometry(
-            architecture(setup.device),
+            0 if setup.platform is None else setup.platform.sm,
             str(setup.dtype).removeprefix("torch."),
             setup.num_experts,
             setup.top_k,

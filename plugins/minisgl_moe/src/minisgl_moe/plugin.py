@@ -10,7 +10,7 @@ __all__ = [
     "minisgl_moe_executors",
 ]
 
-MINISGL_PLUGIN = PluginInfo(name="moe", api={"moe": ">=1,<2", "ops": ">=1,<2"})
+MINISGL_PLUGIN = PluginInfo(name="moe", api={"moe": ">=1.1,<2", "ops": ">=1,<2"})
 
 _SM = (80, 121)
 _FLOATS = ("bfloat16", "float16", "float32")

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..kernels import DEVICES, library
 
-__all__ = ["MAX_ROWS", "Tile", "architecture", "default_tile", "skinny_linear"]
+__all__ = ["MAX_ROWS", "Tile", "default_tile", "skinny_linear"]
 
 MAX_ROWS = 16
 INTERPRETED = triton.knobs.runtime.interpret
@@ -84,15 +84,6 @@ def _skinny_kernel(
         total += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = out_ptr + tokens.to(tl.int64)[:, None] * out_stride + rows[None, :]
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=live[:, None] & inside[None, :])
-
-
-def architecture(device: torch.device) -> int:
-    """Compute capability times ten, 0 where the interpreter runs."""
-    if device.type != "cuda":
-        return 0
-    from triton.runtime import driver
-
-    return int(driver.active.get_current_target().arch)
 
 
 def default_tile(rows: int, n: int, k: int) -> Tile:

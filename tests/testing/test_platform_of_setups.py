@@ -1,0 +1,46 @@
+"""Engine and kit tell a backend its platform alike, in every Setup that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl_core.builtin.platform import CpuPlatform
+from minisgl_core.engine import EngineConfig
+from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.setups import Setups
+from minisgl_core.modelconfig import read_model_config
+from minisgl_core.plugin_api import API_VERSIONS, LinearSetup, MoESetup
+from minisgl_core.registry import detect_device
+from minisgl_core.testing import Rig
+from minisgl_core.testing.linear import LinearCase
+from minisgl_core.testing.moe import MoECase
+
+
+def test_the_engines_setups_name_its_platform(tiny: Callable[[str], Path]) -> None:
+    path = tiny("moe")
+    config, model, platform = EngineConfig(str(path), device="cpu"), read_model_config(str(path)), CpuPlatform()
+    setups = Setups(config, make_plan(config, model), model, torch.float32, 64, platform)
+    made: list[Any] = [setups.linear(), setups.moe(), setups.kv(), setups.attention(1)]
+    assert [setup.platform for setup in made] == [platform] * 4
+
+
+@pytest.mark.parametrize("case", [LinearCase(name="one"), MoECase(name="one")], ids=["linear", "moe"])
+def test_the_kits_setups_do_too(case: Any) -> None:
+    rig = Rig(detect_device("cpu"))
+    subject: Any = SimpleNamespace(build=lambda setup, box: setup)
+    assert case.build(subject, rig, None).platform is rig.platform
+
+
+def test_it_may_be_left_out_as_in_version_1_0() -> None:
+    linear = LinearSetup(torch.device("cpu"), torch.float32, 64)
+    moe = MoESetup(torch.device("cpu"), torch.float32, 8, 2, 64, 32, 1, 128)
+    assert linear.platform is None and moe.platform is None
+    assert replace(linear, platform=CpuPlatform()).platform is not None
+    assert API_VERSIONS["linear"] == API_VERSIONS["moe"] == "1.1"
