@@ -17,7 +17,7 @@ __all__ = [
 
 MINISGL_PLUGIN = PluginInfo(
     name="cuda",
-    api={"attention": ">=1,<2", "graph": ">=1,<2", "kv": ">=1,<2", "linear": ">=1,<2", "ops": ">=1,<2"},
+    api={"attention": ">=1,<2", "graph": ">=1,<2", "kv": ">=1,<2", "linear": ">=1.1,<2", "ops": ">=1,<2"},
 )
 
 _SM = (80, 121)
