@@ -19,6 +19,7 @@ from minisgl_core.testing.ops_reference import gumbel  # noqa: E402
 from minisgl_cpu_sim.fakes import on_cpu  # noqa: E402
 from minisgl_cuda.plugin import minisgl_layer_ops  # noqa: E402
 from minisgl_cuda.triton_ops import sample as module  # noqa: E402
+from minisgl_cuda.triton_ops.filter import WEIGHED as STATE  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -27,7 +28,7 @@ pytestmark = [
     # From numpy, inside the interpreter.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero|All-NaN slice) encountered"),
 ]
-VOCAB = 151936
+VOCAB, WEIGHED = 151936, STATE.value
 EDGE = 1e-5
 """A cumulative probability this near to top-p may fall on either side."""
 NEAR = 2e-3
@@ -47,10 +48,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Found:
-    """tokens (B,); per row the survivors (V,) bool, and whether the gathered tokens were enough."""
+    """tokens (B,); per row the survivors (V,) bool, before top-p if that is open, and whether it is: left to trials;
+    whether the gathered tokens were enough.
+    """
 
     tokens: list[int]
     kept: list[np.ndarray]
+    open_p: list[bool]
     settled: list[bool]
 
 
@@ -72,8 +76,9 @@ def run(logits: torch.Tensor, rows: list[Row]) -> Found:
     real = module.filter_rows
 
     def noted(*args: Any) -> tuple[torch.Tensor, ...]:
-        made.append(real(*args))
-        return made[-1]
+        found = real(*args)
+        made.append(tuple(t.clone() for t in found))  # trials change them
+        return found
 
     floats = torch.tensor([[r.temperature, r.top_p, r.min_p] for r in rows], device=DEVICE)
     ints = torch.tensor([[r.top_k, r.seed, 0] for r in rows], dtype=torch.int32, device=DEVICE)
@@ -85,10 +90,10 @@ def run(logits: torch.Tensor, rows: list[Row]) -> Found:
             out, logits.to(DEVICE), floats[:, 0], ints[:, 0], floats[:, 1], floats[:, 2], ints[:, 1], ints[:, 2],
             places, module.FILTERED,
         )  # fmt: skip
-    floor, last, chosen = (t[: len(rows)].cpu().numpy() for t in made[0])
+    _, floor, last, chosen = (t[: len(rows)].cpu().numpy() for t in made[0])
     orders, ids = order_of(logits.float().cpu().numpy()), np.arange(logits.shape[1])
     kept = [(o > f) | ((o == f) & (ids <= at)) for o, f, at in zip(orders, floor, last, strict=True)]
-    return Found(out.tolist(), kept, (chosen >= 0).tolist())
+    return Found(out.tolist(), kept, (chosen == WEIGHED).tolist(), (chosen >= 0).tolist())
 
 
 def expected(x: np.ndarray, row: Row, slack: float) -> np.ndarray:
@@ -120,9 +125,12 @@ def judge(logits: torch.Tensor, rows: list[Row], found: Found) -> None:
         real, kept, token = x > -np.inf, found.kept[at], found.tokens[at]
         tight, loose = expected(x, row, -EDGE), expected(x, row, EDGE)
         assert not (tight & real & ~kept).any(), (at, row, np.flatnonzero(tight & real & ~kept)[:5])
+        if found.open_p[at]:
+            kept &= loose  # of which the token must be one, and better than all that are surely kept
         assert not (kept & real & ~loose).any(), (at, row, np.flatnonzero(kept & real & ~loose)[:5])
         score = (x.astype(np.float64) - x.max()) / np.float64(np.float32(row.temperature)) + noise[at]
-        assert kept[token] and score[token] >= score[kept & real].max() - NEAR, (at, row, token)
+        rivals = kept & real & (tight | (not found.open_p[at]))
+        assert kept[token] and score[token] >= score[rivals].max() - NEAR, (at, row, token)
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -151,7 +159,8 @@ def test_peaked_rows_are_settled_among_the_gathered_tokens(dtype: torch.dtype, v
     logits = torch.stack([peaked(vocab, seed) for seed in range(len(rows))]).to(dtype)
     found = run(logits, rows)
     judge(logits, rows, found)
-    assert all(found.settled)
+    assert found.settled == [row.top_p == 1 or row.top_k > 0 for row in rows]
+    assert found.open_p == [not settled for settled in found.settled]
 
 
 FLAT = [
@@ -165,7 +174,8 @@ def test_flat_rows_are_searched_where_the_gathered_tokens_do_not_do(dtype: torch
     logits = randn(len(FLAT), 12_000).to(dtype)
     found = run(logits, FLAT)
     judge(logits, FLAT, found)
-    assert found.settled == [False, True, False, False, True, True, False, False, False]
+    assert found.settled == [False, True, False, False, True, False, False, False, False]
+    assert found.open_p == [True, False, False, True, False, True, False, True, True]
 
 
 TIED = [Row(top_k=20, top_p=0.95), Row(top_k=20), Row(top_p=0.3), Row(0.5, top_p=0.95), Row(min_p=1.0)]
@@ -189,7 +199,7 @@ def test_equals_survive_top_k_together_and_top_p_by_id(name: str, vocab: int) ->
     found = run(logits, TIED)
     judge(logits, TIED, found)
     if name.startswith("masked") or vocab <= module.ROOM:
-        assert all(found.settled)
+        assert found.open_p == [not settled for settled in found.settled] == [row in TIED[2:4] for row in TIED]
 
 
 def test_more_equals_than_can_be_gathered() -> None:
@@ -217,6 +227,7 @@ def test_rows_without_a_distribution_give_their_maximum_or_minus_one() -> None:
     logits[4, 17] = torch.nan
     rows = [Row(top_k=5), Row(top_p=0.5), Row(top_k=5, top_p=0.5), Row(min_p=0.1), Row(0.0, top_k=3)]
     assert run(logits, rows).tokens == [0, 4100, -1, -1, -1]
+    assert run(logits, [Row()] * 5).tokens == [0, 4100, -1, -1, -1]
 
 
 def test_rows_without_filters_beside_filtered_ones() -> None:
@@ -292,16 +303,15 @@ def test_filtered_tokens_are_drawn_by_their_probabilities() -> None:
 # The search that the gathered tokens replaced: one bit of the order per pass over the whole row, sums in float32.
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _order(x: Any) -> Any:
+# Triton's compiler knows no annotations but its own.
+@triton.jit
+def _order(x):
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _bit_by_bit(
-    logits_ptr: Any, limit_ptr: Any, top: Any, temperature: Any, k: Any, p: Any, vocab: Any, BLOCK: tl.constexpr
-) -> None:
+@triton.jit
+def _bit_by_bit(logits_ptr, limit_ptr, top, temperature, k, p, vocab, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     x = tl.load(logits_ptr + lane, mask=lane < vocab, other=float("-inf")).to(tl.float32)
     order = _order(x).to(tl.int64) + 2147483648
@@ -334,7 +344,9 @@ def test_survivors_are_those_of_a_search_bit_by_bit(vocab: int, scale: float) ->
     rows = [Row(top_k=20, top_p=0.95), Row(top_k=50), Row(0.8, top_p=0.9), Row(top_k=200, top_p=0.61), Row(top_p=0.2)]
     logits = (randn(len(rows), vocab, seed=vocab) * scale).bfloat16()  # with many equals
     found = run(logits, rows)
-    for x, row, kept in zip(logits, rows, found.kept, strict=True):
+    zeros, places = np.zeros(len(rows), dtype=np.int32), np.arange(100, 100 + len(rows), dtype=np.int32)
+    noise = gumbel(np.full(len(rows), rows[0].seed, dtype=np.int32), zeros, places, vocab)
+    for at, (x, row, kept) in enumerate(zip(logits, rows, found.kept, strict=True)):
         limit = torch.zeros(2, dtype=torch.int64, device=DEVICE)
         _bit_by_bit[(1,)](
             x.to(DEVICE), limit, float(x.max()), row.temperature, row.top_k, row.top_p, vocab,
@@ -342,7 +354,12 @@ def test_survivors_are_those_of_a_search_bit_by_bit(vocab: int, scale: float) ->
         )  # fmt: skip
         order, ids = order_of(x.float().numpy()), np.arange(vocab)
         floor, last = limit.tolist()
-        assert np.array_equal(kept, (order > floor) | ((order == floor) & (ids <= last))), row
+        wanted = (order > floor) | ((order == floor) & (ids <= last))
+        if found.open_p[at]:
+            score = np.where(wanted, (x.double().numpy() - float(x.max())) / row.temperature + noise[at], -np.inf)
+            assert score[found.tokens[at]] >= score.max() - NEAR, row
+        else:
+            assert np.array_equal(kept, wanted), row
 
 
 KIT_CASES = ("float32/filtered", "float32/filtered/flat", "float32/filtered/rewritten", "bfloat16/filtered")

@@ -1,10 +1,11 @@
-"""Top-k, top-p and min-p, exact, in about two passes over the vocabulary for all but unusual rows.
+"""Top-k, top-p of its survivors and min-p, exact, in about two passes over the vocabulary for all but unusual rows.
 
 What a filter keeps is a row's first tokens in one order: larger logits first, among equals lower ids first. So a row
 needs only its last survivor: a logit and an id. ``gather_kernel`` copies out the tokens above a bound that leaves few,
 found from the maxima of groups of tokens: at least k tokens lie at or above the k-th largest of these maxima.
-``finish_kernel`` filters and samples among them in one program. Where they do not hold all survivors (top-p of a flat
-distribution, a top-k of many hundreds, thousands of equal logits) that program searches the row itself.
+``finish_kernel`` filters and samples among them in one program. Where they do not hold all survivors (a top-k of many
+hundreds, thousands of equal logits, a low min-p) it finds the floor that top-k and min-p set and leaves the rest, and
+top-p without top-k from the start, to ``nucleus.py``.
 
 Probabilities are summed as integers, multiples of 2**-40 of the largest one. So sums do not depend on their order,
 which varies as programs arrive, nor on the number of programs. They hold the sum of 2**22 tokens, and no row has more.
@@ -17,10 +18,25 @@ import triton.language as tl
 
 from .noise import gumbel, row_key
 
-__all__ = ["finish_kernel", "gather_kernel", "ordered"]
+__all__ = [
+    "HIGHEST",
+    "LOWEST",
+    "UNWEIGHED",
+    "WEIGHED",
+    "budget_of",
+    "finish_kernel",
+    "gather_kernel",
+    "ordered",
+    "reciprocal",
+    "row_top",
+    "weight_of",
+]
 
-_LOWEST: tl.constexpr = tl.constexpr(-2147483648)
-_HIGHEST: tl.constexpr = tl.constexpr(2147483647)
+UNWEIGHED: tl.constexpr = tl.constexpr(-1)
+WEIGHED: tl.constexpr = tl.constexpr(-2)
+"""In place of a token: it is still to be chosen, among the survivors; or among those that top-p leaves of them."""
+LOWEST: tl.constexpr = tl.constexpr(-2147483648)
+HIGHEST: tl.constexpr = tl.constexpr(2147483647)
 _MASKED: tl.constexpr = tl.constexpr(-2139095041)
 """The order of minus infinity"""
 
@@ -47,19 +63,25 @@ def _order_from(found, BITS: tl.constexpr):
 
 
 @triton.jit
-def _weight(x, top, temperature):
-    """exp((x - top) / temperature) in units of 2**-40, int64"""
-    return (tl.exp((x - top) / temperature) * 1099511627776.0).to(tl.int64)
+def reciprocal(temperature):
+    """1 / temperature, but finite: the maximum's distance from itself stays zero."""
+    return tl.minimum(1.0 / temperature, 3.4028234663852886e38)
 
 
 @triton.jit
-def _budget(mass, p):
+def weight_of(x, top, inverse):
+    """exp((x - top) * inverse) in units of 2**-40, int64"""
+    return (tl.exp((x - top) * inverse) * 1099511627776.0).to(tl.int64)
+
+
+@triton.jit
+def budget_of(mass, p):
     """The mass that stronger tokens must hold to exclude a token: never so little that it excludes the strongest."""
     return tl.maximum(tl.ceil(mass.to(tl.float64) * p.to(tl.float64)).to(tl.int64), 1)
 
 
 @triton.jit
-def _row_top(top_ptr, row, slices, SLICES: tl.constexpr):
+def row_top(top_ptr, row, slices, SLICES: tl.constexpr):
     """(maximum, may it be divided and compared: neither NaN nor infinite)"""
     part = tl.arange(0, SLICES)
     tops = tl.load(top_ptr + row * slices + part, mask=part < slices, other=float("-inf"))
@@ -93,6 +115,12 @@ def _nucleus(order, weight, budget, BITS: tl.constexpr):
 
 
 @triton.jit
+def _least(top, temperature, min_p):
+    """The order of the lowest logit that min-p keeps; it keeps the maximum."""
+    return tl.minimum(ordered(top + temperature * tl.log(min_p)), ordered(top))
+
+
+@triton.jit
 def gather_kernel(
     logits_ptr,
     top_ptr,
@@ -103,7 +131,6 @@ def gather_kernel(
     min_p_ptr,
     bound_ptr,
     count_ptr,
-    total_ptr,
     near_x_ptr,
     near_id_ptr,
     float_stride,
@@ -119,8 +146,8 @@ def gather_kernel(
     GROUPS: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Per (row, part) of rows with filters: the tokens at or above the row's bound, in any order; for a top-p of all
-    tokens also the mass of all. ``reach``: which of the group maxima is the bound where top-k does not say.
+    """Per (row, part) of rows with top-k, or min-p without top-p: the tokens at or above the row's bound, in any order.
+    ``reach``: at most the maximum of so many groups, counted from the largest, is the bound.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row * float_stride)
@@ -128,21 +155,20 @@ def gather_kernel(
     p = tl.load(top_p_ptr + row * float_stride)
     min_p = tl.load(min_p_ptr + row * float_stride)
     by_k, by_p = (k > 0) & (k < vocab), p < 1.0
-    top, sound = _row_top(top_ptr, row, slices, SLICES)
-    if (temperature > 0.0) & sound & (by_k | by_p | (min_p > 0.0)):
-        bound = tl.full([], _LOWEST, tl.int32)
-        if (vocab > ROOM) & (by_k | by_p):
+    top, sound = row_top(top_ptr, row, slices, SLICES)
+    if (temperature > 0.0) & sound & (by_k | ((min_p > 0.0) & (not by_p))):
+        bound = tl.full([], LOWEST, tl.int32)
+        if (vocab > ROOM) & by_k:
             group = tl.arange(0, GROUPS)
             high = tl.load(group_ptr + row * slices * PER_SLICE + group, mask=group < groups, other=float("-inf"))
             # A coarse bound will do: it only lets a few more tokens in.
-            found = _kth(ordered(high), group < groups, tl.where(by_k, tl.minimum(k, reach), reach), 16)
+            found = _kth(ordered(high), group < groups, tl.minimum(k, reach), 16)
             bound = _order_from(found, 32)
         # The rest of top-k must all be seen where top-p takes its share of it.
-        if (min_p > 0.0) & ((not by_k) | (not by_p)):
-            bound = tl.maximum(bound, ordered(top + temperature * tl.log(min_p)))
+        if (min_p > 0.0) & (not by_p):
+            bound = tl.maximum(bound, _least(top, temperature, min_p))
         if part == 0:
             tl.store(bound_ptr + row, bound)
-        mass = tl.zeros([BLOCK], tl.int64)
         for block in range(part, slices, tl.num_programs(1)):
             token = block * BLOCK + tl.arange(0, BLOCK)
             inside = token < vocab
@@ -150,15 +176,11 @@ def gather_kernel(
             take = inside & (ordered(x) >= bound) & (x > float("-inf"))  # masked tokens have no probability
             taken = tl.sum(take.to(tl.int32), axis=0)
             if taken > 0:
-                at = tl.atomic_add(count_ptr + row, taken, sem="relaxed")
+                at = tl.atomic_add(count_ptr + row * 2, taken, sem="relaxed")
                 at += tl.cumsum(take.to(tl.int32), axis=0) - 1
                 here = take & (at < ROOM)
                 tl.store(near_x_ptr + row * ROOM + at, x, mask=here)
                 tl.store(near_id_ptr + row * ROOM + at, token, mask=here)
-            if by_p & (not by_k):
-                mass += _weight(x, top, temperature)
-        if by_p & (not by_k):
-            tl.atomic_add(total_ptr + row, tl.sum(mass, axis=0), sem="relaxed")
 
 
 @triton.jit
@@ -168,67 +190,25 @@ def _met(low, medium, high, wanted):
 
 
 @triton.jit
-def _search(base, top, temperature, k, p, total, by_k, by_p, vocab, BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """The last survivor of top-k and top-p, (order, id), among all tokens of a row: two bits per pass."""
+def _kth_of_row(base, k, vocab, BLOCK: tl.constexpr, BITS: tl.constexpr):
+    """The k-th largest order among all tokens of a row, two bits per pass; of its lower bits, zeros."""
     lane = tl.arange(0, BLOCK)
-    floor = tl.full([], _LOWEST, tl.int32)
-    last = tl.full([], _HIGHEST, tl.int32)
     one = tl.full([], 1, tl.uint32)
-    if by_k:
-        found = tl.full([], 0, tl.uint32)
-        for pair in range(BITS // 2):
-            step = one << (30 - 2 * pair)
-            low = tl.zeros([BLOCK], tl.int32)
-            medium = tl.zeros([BLOCK], tl.int32)
-            high = tl.zeros([BLOCK], tl.int32)
-            for start in range(0, vocab, BLOCK):
-                inside = start + lane < vocab
-                x = tl.load(base + start + lane, mask=inside, other=float("-inf")).to(tl.float32)
-                order = _unsigned(ordered(x))
-                low += (inside & (order >= found + step)).to(tl.int32)
-                medium += (inside & (order >= found + 2 * step)).to(tl.int32)
-                high += (inside & (order >= found + 3 * step)).to(tl.int32)
-            found += step * _met(tl.sum(low, axis=0), tl.sum(medium, axis=0), tl.sum(high, axis=0), k)
-        floor = _order_from(found, BITS)
-    if by_p:
-        if by_k:
-            mass = tl.zeros([BLOCK], tl.int64)
-            for start in range(0, vocab, BLOCK):
-                x = tl.load(base + start + lane, mask=start + lane < vocab, other=float("-inf")).to(tl.float32)
-                mass += tl.where(ordered(x) >= floor, _weight(x, top, temperature), 0)
-            total = tl.sum(mass, axis=0)
-        budget = _budget(total, p)
-        found = tl.full([], 0, tl.uint32)
-        for pair in range(BITS // 2):
-            step = one << (30 - 2 * pair)
-            low = tl.zeros([BLOCK], tl.int64)
-            medium = tl.zeros([BLOCK], tl.int64)
-            high = tl.zeros([BLOCK], tl.int64)
-            for start in range(0, vocab, BLOCK):
-                x = tl.load(base + start + lane, mask=start + lane < vocab, other=float("-inf")).to(tl.float32)
-                order, weight = _unsigned(ordered(x)), _weight(x, top, temperature)
-                low += tl.where(order >= found + step, weight, 0)
-                medium += tl.where(order >= found + 2 * step, weight, 0)
-                high += tl.where(order >= found + 3 * step, weight, 0)
-            found += step * _met(tl.sum(low, axis=0), tl.sum(medium, axis=0), tl.sum(high, axis=0), budget)
-        floor = _order_from(found, BITS)
-        mass = tl.zeros([BLOCK], tl.int64)
-        share = tl.zeros([BLOCK], tl.int64)
+    found = tl.full([], 0, tl.uint32)
+    for pair in range(BITS // 2):
+        step = one << (30 - 2 * pair)
+        low = tl.zeros([BLOCK], tl.int32)
+        medium = tl.zeros([BLOCK], tl.int32)
+        high = tl.zeros([BLOCK], tl.int32)
         for start in range(0, vocab, BLOCK):
-            x = tl.load(base + start + lane, mask=start + lane < vocab, other=float("-inf")).to(tl.float32)
-            order, weight = ordered(x), _weight(x, top, temperature)
-            mass += tl.where(order > floor, weight, 0)
-            share = tl.maximum(share, tl.where(order == floor, weight, 0))
-        # Equals weigh the same: so many of them, lower ids first, until the budget is met.
-        left = tl.cdiv(budget - tl.sum(mass, axis=0), tl.max(share, axis=0)).to(tl.int32)
-        last = tl.full([], -1, tl.int32)
-        for start in range(0, vocab, BLOCK):
-            x = tl.load(base + start + lane, mask=start + lane < vocab, other=float("-inf")).to(tl.float32)
-            equal = (ordered(x) == floor).to(tl.int32)
-            among = (equal > 0) & (tl.cumsum(equal, axis=0) <= left)
-            last = tl.maximum(last, tl.max(tl.where(among, start + lane, -1), axis=0))
-            left -= tl.sum(equal, axis=0)
-    return floor, last
+            inside = start + lane < vocab
+            x = tl.load(base + start + lane, mask=inside, other=float("-inf")).to(tl.float32)
+            order = _unsigned(ordered(x))
+            low += (inside & (order >= found + step)).to(tl.int32)
+            medium += (inside & (order >= found + 2 * step)).to(tl.int32)
+            high += (inside & (order >= found + 3 * step)).to(tl.int32)
+        found += step * _met(tl.sum(low, axis=0), tl.sum(medium, axis=0), tl.sum(high, axis=0), k)
+    return found
 
 
 @triton.jit
@@ -246,7 +226,6 @@ def _last_equal(equal, token, number):
 def finish_kernel(
     logits_ptr,
     top_ptr,
-    top_id_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -256,9 +235,9 @@ def finish_kernel(
     positions_ptr,
     bound_ptr,
     count_ptr,
-    total_ptr,
     near_x_ptr,
     near_id_ptr,
+    whole_ptr,
     floor_ptr,
     last_ptr,
     chosen_ptr,
@@ -273,8 +252,9 @@ def finish_kernel(
     ROOM: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Per row with a temperature: the token, where the gathered ones tell; else -1 and the last survivor, as the order
-    of its logit and its id. BITS: how many upper bits of its order a logit can have, 32 for float32.
+    """Per row with a temperature: the token, where the gathered ones tell, and the last survivor, as the order of its
+    logit and its id. Else what they are before top-p, why there is no token yet, and the order down to which top-p
+    counts the mass. BITS: how many upper bits of its order a logit can have, 32 for float32.
     """
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row * float_stride)
@@ -282,26 +262,22 @@ def finish_kernel(
     p = tl.load(top_p_ptr + row * float_stride)
     min_p = tl.load(min_p_ptr + row * float_stride)
     by_k, by_p = (k > 0) & (k < vocab), p < 1.0
-    top, sound = _row_top(top_ptr, row, slices, SLICES)
-    floor = tl.full([], _LOWEST, tl.int32)
-    last = tl.full([], _HIGHEST, tl.int32)
-    chosen = tl.full([], -1, tl.int32)
-    if temperature > 0.0:
-        if not sound:
-            # No distribution: the maximum, or for a NaN what the last kernel says.
-            part = tl.arange(0, SLICES)
-            tops = tl.load(top_ptr + row * slices + part, mask=part < slices, other=float("-inf"))
-            first = tl.min(tl.where((tops == top) & (part < slices), part, SLICES), axis=0)
-            chosen = tl.load(top_id_ptr + row * slices + tl.minimum(first, slices - 1))
-        elif by_k | by_p | (min_p > 0.0):
-            bound, count = tl.load(bound_ptr + row), tl.load(count_ptr + row)
-            total = tl.load(total_ptr + row)
-            least = tl.full([], _LOWEST, tl.int32)
-            if min_p > 0.0:
-                least = ordered(top + temperature * tl.log(min_p))
+    top, sound = row_top(top_ptr, row, slices, SLICES)
+    floor = tl.full([], LOWEST, tl.int32)
+    last = tl.full([], HIGHEST, tl.int32)
+    chosen = tl.full([], UNWEIGHED, tl.int32)
+    if (temperature > 0.0) & sound & (by_k | by_p | (min_p > 0.0)):
+        inverse = reciprocal(temperature)
+        least = tl.full([], LOWEST, tl.int32)
+        if min_p > 0.0:
+            least = _least(top, temperature, min_p)
+        enough = tl.full([], 0, tl.int1)
+        count = tl.full([], 0, tl.int32)
+        if by_k | (not by_p):
+            bound, count = tl.load(bound_ptr + row), tl.load(count_ptr + row * 2)
             # What was not gathered has no probability, or min-p, which set the bound, drops it.
-            closed = (bound <= _MASKED) | ((bound == least) & ((not by_k) | (not by_p)))
-            enough = count <= ROOM
+            closed = (bound <= _MASKED) | ((bound == least) & (not by_p))
+            enough = (count <= ROOM) & (closed | (count >= k))
             if enough:
                 lane = tl.arange(0, ROOM)
                 held = lane < count
@@ -309,47 +285,41 @@ def finish_kernel(
                 token = tl.load(near_id_ptr + row * ROOM + lane, mask=held, other=0)
                 order = ordered(x)
                 floor = bound
-                if by_k:
-                    if count >= k:
-                        floor = tl.maximum(floor, _order_from(_kth(order, held, k, BITS), BITS))
-                    enough = closed | (count >= k)
-                if by_p & enough:
-                    weight = tl.where(held & (order >= floor), _weight(x, top, temperature), 0)
-                    mass = tl.sum(weight, axis=0)
-                    if by_k:
-                        total = mass
-                    budget = _budget(total, p)
-                    if mass >= budget:
-                        floor = _order_from(_nucleus(order, weight, budget, BITS), BITS)
-                        equal = held & (order == floor)
-                        left = budget - tl.sum(tl.where(order > floor, weight, 0), axis=0)
-                        # Equals weigh the same: so many of them, lower ids first, until the budget is met.
-                        number = tl.cdiv(left, tl.max(tl.where(equal, weight, 0), axis=0)).to(tl.int32)
-                        if number < tl.sum(equal.to(tl.int32), axis=0):
-                            last = _last_equal(equal, token, number)
-                    else:
-                        enough = closed
-            if not enough:
-                base = logits_ptr + row * stride
-                floor, last = _search(base, top, temperature, k, p, total, by_k, by_p, vocab, BLOCK, BITS)
-            if least > floor:
-                floor = least
-                last = tl.full([], _HIGHEST, tl.int32)
-            if enough:
-                lane = tl.arange(0, ROOM)
-                held = lane < count
-                x = tl.load(near_x_ptr + row * ROOM + lane, mask=held, other=float("-inf"))
-                token = tl.load(near_id_ptr + row * ROOM + lane, mask=held, other=0)
-                order = ordered(x)
-                key = row_key(
-                    tl.load(seed_lo_ptr + row * int_stride),
-                    tl.load(seed_hi_ptr + row * int_stride),
-                    tl.load(positions_ptr + row * position_stride),
-                )
-                keep = held & ((order > floor) | ((order == floor) & (token <= last)))
-                score = tl.where(keep, (x - top) / temperature + gumbel(key, token), float("-inf"))
-                best = tl.max(score, axis=0)
-                chosen = tl.min(tl.where(keep & (score == best), token, _HIGHEST), axis=0)
+                if by_k & (count >= k):
+                    floor = tl.maximum(floor, _order_from(_kth(order, held, k, BITS), BITS))
+                if by_p:
+                    weight = tl.where(held & (order >= floor), weight_of(x, top, inverse), 0)
+                    budget = budget_of(tl.sum(weight, axis=0), p)
+                    floor = _order_from(_nucleus(order, weight, budget, BITS), BITS)
+                    equal = held & (order == floor)
+                    left = budget - tl.sum(tl.where(order > floor, weight, 0), axis=0)
+                    # Equals weigh the same: so many of them, lower ids first, until the budget is met.
+                    number = tl.cdiv(left, tl.max(tl.where(equal, weight, 0), axis=0)).to(tl.int32)
+                    if number < tl.sum(equal.to(tl.int32), axis=0):
+                        last = _last_equal(equal, token, number)
+            elif by_k:
+                floor = _order_from(_kth_of_row(logits_ptr + row * stride, k, vocab, BLOCK, BITS), BITS)
+        tl.store(whole_ptr + row, floor)
+        if least > floor:
+            floor = least
+            last = tl.full([], HIGHEST, tl.int32)
+        if enough:
+            lane = tl.arange(0, ROOM)
+            held = lane < count
+            x = tl.load(near_x_ptr + row * ROOM + lane, mask=held, other=float("-inf"))
+            token = tl.load(near_id_ptr + row * ROOM + lane, mask=held, other=0)
+            order = ordered(x)
+            key = row_key(
+                tl.load(seed_lo_ptr + row * int_stride),
+                tl.load(seed_hi_ptr + row * int_stride),
+                tl.load(positions_ptr + row * position_stride),
+            )
+            keep = held & ((order > floor) | ((order == floor) & (token <= last)))
+            score = tl.where(keep, (x - top) * inverse + gumbel(key, token), float("-inf"))
+            best = tl.max(score, axis=0)
+            chosen = tl.min(tl.where(keep & (score == best), token, HIGHEST), axis=0)
+        elif by_p:
+            chosen = tl.full([], WEIGHED, tl.int32)
     tl.store(floor_ptr + row, floor)
     tl.store(last_ptr + row, last)
     tl.store(chosen_ptr + row, chosen)

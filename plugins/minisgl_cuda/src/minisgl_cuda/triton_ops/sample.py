@@ -1,8 +1,8 @@
 """Sampling without a host sync: true argmax, Gumbel noise from (seed, position, token id), top-k, top-p and min-p.
 
 Launches: each row's maximum over slices of the vocabulary; with filters two more, ``filter.py``, that sample most rows
-outright; the best score over slices for the other rows, then over the slices of a row. Noise and filters are those of
-the core's composed ``sample``.
+with top-k outright; the best score over slices for the other rows; with filters the trials of ``nucleus.py``; then over
+the slices of a row. Noise and filters are those of the core's composed ``sample``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import triton
 import triton.language as tl
 
 from ..kernels import DEVICES, library
-from .filter import finish_kernel, gather_kernel, ordered
-from .noise import gumbel, row_key
+from .filter import UNWEIGHED, WEIGHED, budget_of, finish_kernel, gather_kernel, reciprocal
+from .noise import row_key
+from .nucleus import score_kernel, settled, weigh_kernel
 
 __all__ = ["sample"]
 
-BLOCK = 4096
+BLOCK, STEP = 4096, 1024
 GREEDY, RANDOM, FILTERED = 0, 1, 2
 GROUPS = 1024
 """At most so many groups of tokens of a row have their maxima noted."""
 ROOM = 2048
 """Tokens of a row that can be gathered. Of independent logits the usual bound lets two per group through."""
-GATHERERS = 1024
-"""About so many programs gather; a row has at least one, at most one per slice."""
+GATHERERS, WEIGHERS = 1024, 2048
+"""About so many programs gather, and weigh or score again; a row has at least one, at most one per slice."""
+MANY = 32
+"""Of so many rows with top-p some will often fail two trials, and one program would take longer than a third trial."""
 ORDER_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 """Upper bits of a float32 that values of the type use, rounded up to an even number"""
 
@@ -36,7 +39,7 @@ def _max_kernel(
     id_ptr,
     group_ptr,
     count_ptr,
-    total_ptr,
+    mass_ptr,
     stride,
     vocab,
     slices,
@@ -58,91 +61,69 @@ def _max_kernel(
         high = tl.max(tl.reshape(x, [PER_SLICE, BLOCK // PER_SLICE]), axis=1)
         tl.store(group_ptr + (row * slices + part) * PER_SLICE + tl.arange(0, PER_SLICE), high)
         if part == 0:
-            tl.store(count_ptr + row, 0)
-            tl.store(total_ptr + row, tl.full([], 0, tl.int64))
+            pair = row * 2 + tl.arange(0, 2)
+            tl.store(count_ptr + pair, tl.zeros([2], tl.int32))
+            tl.store(mass_ptr + pair, tl.zeros([2], tl.int64))
 
 
 @triton.jit
-def _score_kernel(
+def _pick_kernel(
+    out_ptr,
     logits_ptr,
     top_ptr,
+    top_id_ptr,
     temperature_ptr,
+    top_p_ptr,
     seed_lo_ptr,
     seed_hi_ptr,
     positions_ptr,
     floor_ptr,
     last_ptr,
     chosen_ptr,
+    mass_ptr,
     score_ptr,
-    id_ptr,
+    score_id_ptr,
     float_stride,
     int_stride,
     position_stride,
     stride,
     vocab,
     slices,
-    FILTER: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SLICES: tl.constexpr,
-):
-    """Per (row, slice) of rows with a temperature and no token yet: the best noisy score and its lowest id."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(temperature_ptr + row * float_stride)
-    open_row = temperature > 0.0
-    if FILTER:
-        open_row = open_row & (tl.load(chosen_ptr + row) < 0)
-    if open_row:
-        others = tl.arange(0, SLICES)
-        top = tl.max(tl.load(top_ptr + row * slices + others, mask=others < slices, other=float("-inf")), axis=0)
-        token = part * BLOCK + tl.arange(0, BLOCK)
-        inside = token < vocab
-        x = tl.load(logits_ptr + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
-        key = row_key(
-            tl.load(seed_lo_ptr + row * int_stride),
-            tl.load(seed_hi_ptr + row * int_stride),
-            tl.load(positions_ptr + row * position_stride),
-        )
-        score = (x - top) / temperature + gumbel(key, token)
-        keep = inside
-        if FILTER:
-            order, floor = ordered(x), tl.load(floor_ptr + row)
-            keep = inside & ((order > floor) | ((order == floor) & (token <= tl.load(last_ptr + row))))
-        best, at = tl.max(
-            tl.where(keep, score, float("-inf")), axis=0, return_indices=True, return_indices_tie_break_left=True
-        )
-        tl.store(score_ptr + row * slices + part, best)
-        tl.store(id_ptr + row * slices + part, part * BLOCK + at)
-
-
-@triton.jit
-def _pick_kernel(
-    out_ptr,
-    top_ptr,
-    top_id_ptr,
-    score_ptr,
-    score_id_ptr,
-    chosen_ptr,
-    temperature_ptr,
-    float_stride,
-    slices,
     RANDOM: tl.constexpr,
     FILTER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
     SLICES: tl.constexpr,
 ):
-    """Per row: its token if it has one, else the winner of its slices; -1 if any slice holds a NaN."""
+    """Per row: its token if it has one, else the winner of its slices, or that of further trials; the maximum where
+    there is no distribution; -1 if any slice holds a NaN.
+    """
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, SLICES)
     inside = part < slices
-    top = tl.load(top_ptr + row * slices + part, mask=inside, other=float("-inf"))
-    broken = tl.sum((top != top).to(tl.int32), axis=0) > 0
-    top = tl.where(top != top, 0.0, top)
-    _, at = tl.max(top, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tops = tl.load(top_ptr + row * slices + part, mask=inside, other=float("-inf"))
+    broken = tl.sum((tops != tops).to(tl.int32), axis=0) > 0
+    tops = tl.where(tops != tops, 0.0, tops)
+    top, at = tl.max(tops, axis=0, return_indices=True, return_indices_tie_break_left=True)
     chosen = tl.load(top_id_ptr + row * slices + at)
-    if RANDOM:  # noqa: SIM102 - one is decided at compile time
-        if tl.load(temperature_ptr + row * float_stride) > 0.0:
-            early = tl.full([], -1, tl.int32)
+    if RANDOM:
+        temperature = tl.load(temperature_ptr + row * float_stride)
+        if (temperature > 0.0) & (not broken) & (tl.abs(top) < float("inf")):
+            early = tl.full([], UNWEIGHED, tl.int32)
             if FILTER:
                 early = tl.load(chosen_ptr + row)
+                if early == WEIGHED:
+                    key = row_key(
+                        tl.load(seed_lo_ptr + row * int_stride),
+                        tl.load(seed_hi_ptr + row * int_stride),
+                        tl.load(positions_ptr + row * position_stride),
+                    )
+                    budget = budget_of(tl.load(mass_ptr + row * 2), tl.load(top_p_ptr + row * float_stride))
+                    floor, last = tl.load(floor_ptr + row), tl.load(last_ptr + row)
+                    early = settled(
+                        logits_ptr + row * stride, top, reciprocal(temperature), key, budget, floor, last, slices,
+                        vocab, BLOCK, STEP,
+                    )  # fmt: skip
             if early < 0:
                 score = tl.load(score_ptr + row * slices + part, mask=inside, other=float("-inf"))
                 _, best = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
@@ -165,32 +146,34 @@ def filter_rows(
     seed_lo: torch.Tensor,
     seed_hi: torch.Tensor,
     positions: torch.Tensor,
-    tops: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    counters: tuple[torch.Tensor, torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``tops``: per slice the maximum and its id, and the maxima of its groups; ``counters``: a zero int32 and a zero
-    int64 per row. Returns (floor, last, chosen), int32 of at least B: rows survive down to the token whose logit has
-    the order ``floor`` and whose id is ``last``; -1 where the token is still to be chosen.
+    top: torch.Tensor,
+    groups: torch.Tensor,
+    count: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``top``, ``groups``: maxima of the slices and of their groups; ``count``: a pair per row, the first of it zero.
+    Returns (whole, floor, last, chosen), int32 of at least B: before top-p rows survive down to the token whose logit
+    has the order ``floor`` and whose id is ``last``, and top-p counts the mass down to the order ``whole``; a negative
+    ``chosen`` says why there is no token yet.
     """
     rows, vocab = logits.shape
     slices = triton.cdiv(vocab, BLOCK)
     wide, per_slice = _widths(slices)
-    groups = triton.cdiv(vocab, BLOCK // per_slice)
+    maxima = triton.cdiv(vocab, BLOCK // per_slice)
     near_x = logits.new_empty((rows, ROOM), dtype=torch.float32)
     near_id = logits.new_empty((rows, ROOM), dtype=torch.int32)
-    bound, floor, last, chosen = _arrays(logits, 4, rows, torch.int32)
+    bound, whole, floor, last, chosen = _arrays(logits, 5, rows, torch.int32)
     stride, floats, ints = logits.stride(0), temperature.stride(0), top_k.stride(0)
     gather_kernel[(rows, min(slices, triton.cdiv(GATHERERS, rows)))](
-        logits, tops[0], tops[2], temperature, top_k, top_p, min_p, bound, *counters, near_x, near_id, floats, ints,
-        stride, vocab, slices, groups, groups - groups // 8, BLOCK=BLOCK, SLICES=wide, PER_SLICE=per_slice,
-        GROUPS=triton.next_power_of_2(groups), ROOM=ROOM, num_warps=8,
+        logits, top, groups, temperature, top_k, top_p, min_p, bound, count, near_x, near_id, floats, ints, stride,
+        vocab, slices, maxima, maxima - maxima // 8, BLOCK=BLOCK, SLICES=wide, PER_SLICE=per_slice,
+        GROUPS=triton.next_power_of_2(maxima), ROOM=ROOM, num_warps=8,
     )  # fmt: skip
     finish_kernel[(rows,)](
-        logits, tops[0], tops[1], temperature, top_k, top_p, min_p, seed_lo, seed_hi, positions, bound, *counters,
-        near_x, near_id, floor, last, chosen, floats, ints, positions.stride(0), stride, vocab, slices, BLOCK=BLOCK,
-        SLICES=wide, ROOM=ROOM, BITS=ORDER_BITS[logits.dtype], num_warps=16,
+        logits, top, temperature, top_k, top_p, min_p, seed_lo, seed_hi, positions, bound, count, near_x, near_id,
+        whole, floor, last, chosen, floats, ints, positions.stride(0), stride, vocab, slices, BLOCK=BLOCK, SLICES=wide,
+        ROOM=ROOM, BITS=ORDER_BITS[logits.dtype], num_warps=16,
     )  # fmt: skip
-    return floor, last, chosen
+    return whole, floor, last, chosen
 
 
 def _widths(slices: int) -> tuple[int, int]:
@@ -218,28 +201,45 @@ def _sample(
     wide, per_slice = _widths(slices)
     top, best = _arrays(logits, 2, rows * slices, torch.float32)
     top_id, best_id = _arrays(logits, 2, rows * slices, torch.int32)
-    stride, floats, ints = logits.stride(0), temperature.stride(0), top_k.stride(0)
-    # Without filters the last five are neither written nor read.
-    groups, count, total, floor, last, chosen = top, *5 * (top_id,)
+    stride, floats, ints, places = logits.stride(0), temperature.stride(0), top_k.stride(0), positions.stride(0)
+    # Without filters these are neither written nor read.
+    groups, count, mass, limits = top, top_id, top_id, 4 * (top_id,)
     if filtered:
         groups = logits.new_empty((rows, slices * per_slice), dtype=torch.float32)
-        count, total = logits.new_empty((rows,), dtype=torch.int32), logits.new_empty((rows,), dtype=torch.int64)
+        # Per row: tokens gathered and parts that weighed; the mass of all and before the best token.
+        count, mass = logits.new_empty((rows, 2), dtype=torch.int32), logits.new_empty((rows, 2), dtype=torch.int64)
     _max_kernel[(rows, slices)](
-        logits, top, top_id, groups, count, total, stride, vocab, slices, FILTER=filtered, BLOCK=BLOCK,
+        logits, top, top_id, groups, count, mass, stride, vocab, slices, FILTER=filtered, BLOCK=BLOCK,
         PER_SLICE=per_slice,
     )  # fmt: skip
+    noise = (seed_lo, seed_hi, positions)
     if filtered:
-        given = (temperature, top_k, top_p, min_p, seed_lo, seed_hi, positions)
-        floor, last, chosen = filter_rows(logits, *given, (top, top_id, groups), (count, total))
-    if mode != GREEDY:
-        _score_kernel[(rows, slices)](
-            logits, top, temperature, seed_lo, seed_hi, positions, floor, last, chosen, best, best_id, floats, ints,
-            positions.stride(0), stride, vocab, slices, FILTER=filtered, BLOCK=BLOCK, SLICES=wide,
+        limits = filter_rows(logits, temperature, top_k, top_p, min_p, *noise, top, groups, count)
+    whole, *rest = limits
+    shared = min(slices, triton.cdiv(WEIGHERS, rows))
+    for trial in range(_trials(rows, mode)):
+        score_kernel[(rows, shared if trial else slices)](
+            logits, top, temperature, *noise, whole, *rest, mass, best, best_id, floats, ints, places, stride, vocab,
+            slices, FILTER=filtered, AGAIN=trial > 0, BLOCK=BLOCK, STEP=STEP,
+            SLICES=wide,
         )  # fmt: skip
+        if filtered:
+            weigh_kernel[(rows, shared)](
+                logits, top, temperature, top_p, *rest, count, mass, best, best_id, floats, stride, vocab, slices,
+                BLOCK=BLOCK, SLICES=wide, num_warps=8,
+            )  # fmt: skip
     _pick_kernel[(rows,)](
-        out, top, top_id, best, best_id, chosen, temperature, floats, slices, RANDOM=mode != GREEDY, FILTER=filtered,
-        SLICES=wide, num_warps=1,
+        out, logits, top, top_id, temperature, top_p, *noise, *rest, mass, best, best_id, floats, ints, places, stride,
+        vocab, slices, RANDOM=mode != GREEDY, FILTER=filtered, BLOCK=BLOCK, STEP=STEP,
+        SLICES=wide, num_warps=8 if filtered else 1,
     )  # fmt: skip
+
+
+def _trials(rows: int, mode: int) -> int:
+    """How often rows are scored by many programs. More trials than these, which few rows need, one program makes."""
+    if mode != FILTERED:
+        return int(mode == RANDOM)
+    return 2 if rows < MANY else 3
 
 
 sample = library.register(

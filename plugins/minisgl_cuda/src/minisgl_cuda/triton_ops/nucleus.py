@@ -1,0 +1,216 @@
+"""The best noisy score among a row's survivors, and top-p by trial, without a sort or a search for its last survivor.
+
+Survivors of top-p are a row's first tokens in one order: larger logits first, among equals lower ids first. The best
+token of all, noise included, is the answer if it is one of them, which it is when the tokens before it hold less than
+the share p. If it is not, all survivors stand before it: the best of those is tried next. So each trial takes two
+passes that any number of programs can share: the scores, and the mass before the best of them.
+
+Where the mass is spread thin, n trials fail as often as a Poisson variable of mean log(1 / p) is n or more: for 0.95
+one fails 5 times in 100, two do once in 800, three once in 50,000. Where single tokens hold much of it they fail less.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .filter import HIGHEST, LOWEST, UNWEIGHED, WEIGHED, budget_of, ordered, reciprocal, row_top, weight_of
+from .noise import gumbel, gumbel_bound, row_key
+
+__all__ = ["score_kernel", "settled", "weigh_kernel"]
+
+_LEAST: tl.constexpr = tl.constexpr(-3.0)
+"""Noise is never less than -2.82, so that a row's strongest token always scores more than this."""
+_FAR: tl.constexpr = tl.constexpr(-28.0)
+"""So far below the maximum, over the temperature, a logit weighs nothing, and noise (at most 22.9) does not help it."""
+
+
+@triton.jit
+def _survives(order, token, floor, last):
+    return (order > floor) | ((order == floor) & (token <= last))
+
+
+@triton.jit
+def _exact(start, base, top, inverse, key, floor, last, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """``_best`` by the score of every token. In steps, to hold few registers: they limit how many programs are at work
+    at once, those too that need no such pass.
+    """
+    best = tl.full([], float("-inf"), tl.float32)
+    found = tl.full([], 0, tl.int32)
+    for first in range(start, start + BLOCK, STEP):
+        token = first + tl.arange(0, STEP)
+        x = tl.load(base + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+        keep = (token < vocab) & _survives(ordered(x), token, floor, last)
+        score = tl.where(keep, (x - top) * inverse + gumbel(key, token), float("-inf"))
+        high, at = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        found = tl.where(high > best, first + at, found)
+        best = tl.maximum(best, high)
+    return best, found
+
+
+@triton.jit
+def _best(x, start, base, top, inverse, key, floor, last, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """(score, id) of the best of a slice's survivors, the lowest id of the best; minus infinity if there is none that
+    can be the best of its row. x: the slice's logits.
+
+    Bounds of the scores are cheap, and mostly one token's score exceeds all others' bounds.
+    """
+    token = start + tl.arange(0, BLOCK)
+    keep = (token < vocab) & _survives(ordered(x), token, floor, last)
+    bound = tl.where(keep, (x - top) * inverse + gumbel_bound(key, token), float("-inf"))
+    high, at = tl.max(bound, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    best = tl.full([], float("-inf"), tl.float32)
+    found = start + at
+    if high > _LEAST:
+        near = tl.load(base + found, mask=found < vocab, other=float("-inf")).to(tl.float32)
+        best = (near - top) * inverse + gumbel(key, found)
+        if tl.max(((bound >= best) & (token != found)).to(tl.int32), axis=0) > 0:
+            best, found = _exact(start, base, top, inverse, key, floor, last, vocab, BLOCK, STEP)
+    return best, found
+
+
+@triton.jit
+def score_kernel(
+    logits_ptr,
+    top_ptr,
+    temperature_ptr,
+    seed_lo_ptr,
+    seed_hi_ptr,
+    positions_ptr,
+    whole_ptr,
+    floor_ptr,
+    last_ptr,
+    chosen_ptr,
+    mass_ptr,
+    score_ptr,
+    id_ptr,
+    float_stride,
+    int_stride,
+    position_stride,
+    stride,
+    vocab,
+    slices,
+    FILTER: tl.constexpr,
+    AGAIN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+    """Per (row, part) of rows with a temperature and no token yet: the best score of each slice and its lowest id; for
+    an open top-p also the mass that it takes its share of. AGAIN: only of rows whose top-p is open, without the mass.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperature_ptr + row * float_stride)
+    state = tl.full([], UNWEIGHED, tl.int32)
+    if FILTER:
+        state = tl.load(chosen_ptr + row)
+    wanted = (state < 0) & (temperature > 0.0)
+    if AGAIN:
+        wanted = state == WEIGHED
+    if wanted:
+        top, sound = row_top(top_ptr, row, slices, SLICES)
+        if sound:
+            inverse = reciprocal(temperature)
+            key = row_key(
+                tl.load(seed_lo_ptr + row * int_stride),
+                tl.load(seed_hi_ptr + row * int_stride),
+                tl.load(positions_ptr + row * position_stride),
+            )
+            base = logits_ptr + row * stride
+            floor, last = LOWEST, HIGHEST
+            if FILTER:
+                floor, last = tl.load(floor_ptr + row), tl.load(last_ptr + row)
+            for block in range(part, slices, tl.num_programs(1)):
+                start = block * BLOCK
+                best, found = tl.full([], float("-inf"), tl.float32), start
+                if (tl.load(top_ptr + row * slices + block) - top) * inverse >= _FAR:
+                    token = start + tl.arange(0, BLOCK)
+                    x = tl.load(base + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+                    if FILTER and not AGAIN:  # noqa: SIM102 - that is decided at compile time
+                        if state == WEIGHED:
+                            held = ordered(x) >= tl.load(whole_ptr + row)
+                            mass = tl.where(held, weight_of(x, top, inverse), 0)
+                            tl.atomic_add(mass_ptr + row * 2, tl.sum(mass, axis=0), sem="relaxed")
+                    best, found = _best(x, start, base, top, inverse, key, floor, last, vocab, BLOCK, STEP)
+                tl.store(score_ptr + row * slices + block, best)
+                tl.store(id_ptr + row * slices + block, found)
+
+
+@triton.jit
+def _mass_before(base, block, token, near, top, inverse, vocab, BLOCK: tl.constexpr):
+    """What a slice's tokens weigh that stand before this one, whose logit is ``near``, per lane."""
+    other = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(base + other, mask=other < vocab, other=float("-inf")).to(tl.float32)
+    return tl.where((x > near) | ((x == near) & (other < token)), weight_of(x, top, inverse), 0)
+
+
+@triton.jit
+def weigh_kernel(
+    logits_ptr,
+    top_ptr,
+    temperature_ptr,
+    top_p_ptr,
+    floor_ptr,
+    last_ptr,
+    chosen_ptr,
+    count_ptr,
+    mass_ptr,
+    score_ptr,
+    id_ptr,
+    float_stride,
+    stride,
+    vocab,
+    slices,
+    BLOCK: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+    """Per (row, part) of rows whose top-p is open: the mass before the best token. The part that ends last chooses that
+    token, or leaves only what stands before it.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(chosen_ptr + row) == WEIGHED:
+        top, _ = row_top(top_ptr, row, slices, SLICES)
+        inverse = reciprocal(tl.load(temperature_ptr + row * float_stride))
+        others = tl.arange(0, SLICES)
+        score = tl.load(score_ptr + row * slices + others, mask=others < slices, other=float("-inf"))
+        _, at = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        token = tl.load(id_ptr + row * slices + at)
+        base = logits_ptr + row * stride
+        near = tl.load(base + token).to(tl.float32)
+        mass = tl.zeros([BLOCK], tl.int64)
+        for block in range(part, slices, tl.num_programs(1)):
+            if tl.load(top_ptr + row * slices + block) >= near:
+                mass += _mass_before(base, block, token, near, top, inverse, vocab, BLOCK)
+        # One thread adds and counts for all: the count's release makes its sum visible to whoever acquires.
+        tl.atomic_add(mass_ptr + row * 2 + 1, tl.sum(mass, axis=0), sem="relaxed")
+        if tl.atomic_add(count_ptr + row * 2 + 1, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+            before = tl.atomic_add(mass_ptr + row * 2 + 1, tl.full([], 0, tl.int64), sem="relaxed")
+            if before < budget_of(tl.load(mass_ptr + row * 2), tl.load(top_p_ptr + row * float_stride)):
+                tl.store(chosen_ptr + row, token)
+            else:
+                tl.store(floor_ptr + row, ordered(near))
+                tl.store(last_ptr + row, token - 1)
+                tl.store(mass_ptr + row * 2 + 1, tl.full([], 0, tl.int64))
+                tl.store(count_ptr + row * 2 + 1, 0)
+
+
+@triton.jit
+def settled(base, top, inverse, key, budget, floor, last, slices, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """The token of a row whose top-p is open, by one program: trials until one succeeds, as the maximum does."""
+    token = tl.full([], 0, tl.int32)
+    before = budget
+    while before >= budget:
+        score = tl.full([], float("-inf"), tl.float32)
+        for block in range(slices):
+            other = block * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(base + other, mask=other < vocab, other=float("-inf")).to(tl.float32)
+            best, found = _best(x, block * BLOCK, base, top, inverse, key, floor, last, vocab, BLOCK, STEP)
+            token = tl.where(best > score, found, token)
+            score = tl.maximum(score, best)
+        near = tl.load(base + token).to(tl.float32)
+        mass = tl.zeros([BLOCK], tl.int64)
+        for block in range(slices):
+            mass += _mass_before(base, block, token, near, top, inverse, vocab, BLOCK)
+        before = tl.sum(mass, axis=0)
+        floor, last = ordered(near), token - 1
+    return token
