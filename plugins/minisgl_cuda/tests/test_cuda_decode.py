@@ -20,7 +20,7 @@ from minisgl_cpu_sim.fakes import on_cpu
 from minisgl_cuda.attention import CudaDecodeAttention
 from minisgl_cuda.options import DecodeOptions
 from minisgl_cuda.plugin import minisgl_attention_backends
-from minisgl_cuda.triton_ops.decode import DEPENDENT_LAUNCH
+from minisgl_cuda.triton_ops.dependent import DEPENDENT_LAUNCH
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -206,28 +206,23 @@ def test_who_comes_last_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("heads", "dim", "launches"),
+    ("kv_heads", "splits"),
     [
-        # rows:            1  2  4  8 16 33 64 256
-        ((16, 8), 128, (1, 1, 1, 1, 1, 1, 1, 1)),
-        ((32, 8), 128, (1, 1, 1, 1, 1, 1, 1, 1)),
-        ((40, 8), 128, (2, 1, 1, 1, 1, 1, 1, 1)),
-        ((32, 4), 128, (2, 2, 1, 1, 1, 1, 1, 1)),
-        ((64, 4), 128, (2, 2, 2, 1, 1, 1, 1, 1)),
-        ((8, 1), 256, (2, 2, 2, 2, 2, 1, 1, 1)),
+        # rows: 1   2   4   8  16 32 33 34 64 256
+        (8, (64, 32, 16, 8, 4, 2, 2, 1, 1, 1)),
+        (4, (64, 64, 32, 16, 8, 4, 4, 2, 2, 1)),
+        (1, (64, 64, 64, 64, 32, 16, 16, 8, 8, 2)),
     ],
 )
-def test_parts_are_joined_inside_where_there_are_few(
-    heads: tuple[int, int], dim: int, launches: tuple[int, ...]
-) -> None:
-    ours = CudaDecodeAttention(setup_of(LayerFacts(0.1), heads, dim, 4))
-    assert tuple(1 if ours.joins_inside(rows) else 2 for rows in (1, 2, 4, 8, 16, 33, 64, 256)) == launches
+def test_small_batches_are_cut_into_parts(kv_heads: int, splits: tuple[int, ...]) -> None:
+    ours = CudaDecodeAttention(setup_of(LayerFacts(0.1), (8 * kv_heads, kv_heads), 128, 4))
+    assert tuple(ours.splits_for(rows) for rows in (1, 2, 4, 8, 16, 32, 33, 34, 64, 256)) == splits
 
 
 @pytest.mark.parametrize("launches", [1, 2])
-def test_the_way_to_join_can_be_named(launches: Any) -> None:
+def test_one_part_is_one_launch(launches: Any) -> None:
     ours = CudaDecodeAttention(setup_of(LayerFacts(0.1), (64, 4), 128, 4), DecodeOptions(launches=launches))
-    assert {ours.joins_inside(rows) for rows in range(1, 257)} == {launches == 1}
+    assert [ours.joins_inside(rows) for rows in (1, 66, 67, 256)] == [launches == 1, launches == 1, True, True]
 
 
 @pytest.mark.parametrize("bad", [{"launches": 3}, {"warps": 3}, {"stages": 0}, {"splits": 3}, {"lanes": 1}])

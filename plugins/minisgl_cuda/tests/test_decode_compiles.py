@@ -19,7 +19,7 @@ pytest.importorskip("triton.backends.nvidia", reason="cuda_decode needs triton, 
 from minisgl_core.plugin_api import CannotRun
 from minisgl_cuda.attention import _keys_per_step, shared_bytes
 from minisgl_cuda.options import DecodeOptions
-from minisgl_cuda.triton_ops.decode import DEPENDENT_LAUNCH
+from minisgl_cuda.triton_ops.dependent import DEPENDENT_LAUNCH
 
 COMPILER = """
 import json, sys

@@ -9,7 +9,8 @@ import torch
 from minisgl_core.plugin_api import CannotRun, Reason
 
 from .options import DecodeOptions
-from .triton_ops.decode import DEPENDENT_LAUNCH, decode_attention
+from .triton_ops.decode import decode_attention
+from .triton_ops.dependent import dependent_launch
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import AttentionSetup, BatchLike, KVPool
@@ -18,10 +19,6 @@ __all__ = ["CudaDecodeAttention", "shared_bytes"]
 
 NO_WINDOW = 2**30
 MAX_SPLITS = 64
-JOINED_BYTES = 64 * 1024
-"""Partial results that one program may read to join them. A rule, not a measurement: a multiprocessor reads about 64
-bytes per cycle from the L2 cache, so that much in 0.6 us; a second launch takes 1 us in a graph, and then it loads too.
-"""
 _KIB = 1024
 _SHARED_BYTES = {80: 163 * _KIB, 87: 163 * _KIB, 90: 227 * _KIB, 100: 227 * _KIB, 103: 227 * _KIB, 110: 227 * _KIB}
 """By compute capability (CUDA C++ Programming Guide, technical specifications): what one block may have."""
@@ -37,9 +34,7 @@ class CudaDecodeAttention:
         chosen = options or DecodeOptions()
         self._splits, self._programs, self._launches = chosen.splits, chosen.programs, chosen.launches
         self._block_t, self._warps, self._stages = _keys_per_step(setup, chosen), chosen.warps, chosen.stages
-        self._dependent = chosen.dependent_launch
-        if self._dependent and not (DEPENDENT_LAUNCH and setup.platform.sm >= 90):
-            raise _no_dependent_launch(setup.platform.sm)
+        self._dependent = dependent_launch(setup.platform.sm, chosen.dependent_launch)
         self._pool: KVPool | None = None
         self._scratch = torch.empty(self._scratch_size(), dtype=torch.float32, device=setup.device)
         self._arrived = torch.zeros(setup.max_batch * setup.kv_heads, dtype=torch.int32, device=setup.device)
@@ -60,11 +55,7 @@ class CudaDecodeAttention:
 
     def joins_inside(self, rows: int) -> bool:
         """Are a row's parts joined by the program that ends last, in one launch?"""
-        if self._launches is not None:
-            return self._launches == 1
-        splits = self.splits_for(rows)
-        group = self._s.q_heads // self._s.kv_heads
-        return splits == 1 or splits * group * self._s.head_dim * self._scratch.element_size() <= JOINED_BYTES
+        return self._launches == 1 or self.splits_for(rows) == 1
 
     def bind_kv(self, pool: KVPool) -> None:
         """The pool is allocated."""
@@ -141,17 +132,5 @@ def _keys_per_step(setup: AttentionSetup, options: DecodeOptions) -> int:
             wanted=f"{shared_bytes(wanted, setup.head_dim, setup.kv_dtype.itemsize)} bytes of shared memory",
             supported=f"{room} on compute capability {setup.platform.sm // 10}.{setup.platform.sm % 10}",
             fix=f"at most block_tokens = {fitting[0]}",
-        )
-    )
-
-
-def _no_dependent_launch(sm: int) -> CannotRun:
-    return CannotRun(
-        Reason(
-            code="unsupported-option",
-            field="dependent_launch",
-            wanted="a GPU of compute capability 9.0, and a Triton with dependent launches",
-            supported=f"{sm // 10}.{sm % 10}, and Triton {'has' if DEPENDENT_LAUNCH else 'lacks'} them",
-            fix="leave it out",
         )
     )

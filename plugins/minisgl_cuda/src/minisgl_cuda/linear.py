@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from .options import SkinnyOptions
 from .tiles import TileTable
+from .triton_ops.dependent import dependent_launch
 from .triton_ops.skinny import MAX_ROWS, default_tile, skinny_linear
 
 if TYPE_CHECKING:
@@ -31,12 +33,17 @@ class SkinnyLinear:
     device without a table of its own gets the default tiles, which fit everywhere.
     """
 
-    def __init__(self, setup: LinearSetup, options: Any = None) -> None:
+    def __init__(self, setup: LinearSetup, options: SkinnyOptions | None = None) -> None:
+        self._platform = setup.platform
         sm = 0 if setup.platform is None else setup.platform.sm
         self._tiles = TileTable.load(f"skinny-sm{sm}")
+        self._dependent = dependent_launch(sm, (options or SkinnyOptions()).dependent_launch)
 
     def prepare_weights(self, weight: torch.Tensor) -> Prepared:
         """(N, K), used as it is."""
+        # A dependent launch reads it without waiting for the kernels before.
+        if self._platform is not None:
+            self._platform.synchronize()
         return Prepared(weight, weight.t())
 
     def weight_of(self, weights: Prepared) -> torch.Tensor:
@@ -51,7 +58,7 @@ class SkinnyLinear:
             found = self._tiles.find(n, k, rows)
             if found is None or found:  # else measured: cuBLAS is the faster one here
                 out = x.new_empty((rows, n))
-                skinny_linear(out, x, weights.weight, bias, *(found or default_tile(rows, n, k)))
+                skinny_linear(out, x, weights.weight, bias, *(found or default_tile(rows, n, k)), self._dependent)
                 return out
         # What torch's ``linear`` comes down to; transposing in each call would cost the host more than all around it.
         return torch.mm(x, weights.transposed) if bias is None else torch.addmm(bias, x, weights.transposed)

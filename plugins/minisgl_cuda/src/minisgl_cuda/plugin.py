@@ -167,6 +167,7 @@ def minisgl_linears() -> list[BackendSpec]:
             name="skinny",
             factory="minisgl_cuda.linear:SkinnyLinear",
             requires=("import:triton",),
+            options="minisgl_cuda.options:SkinnyOptions",
             caps=(
                 Caps(
                     devices=("cuda",),

@@ -16,29 +16,17 @@ after which the process can use none of its device memory.
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 import triton
 import triton.language as tl
 
 from ..kernels import DEVICES, library
-from .skinny import INTERPRETED
+from .dependent import INTERPRETED, let_next_kernel_start, wait_for_previous_kernel
 
-__all__ = ["DEPENDENT_LAUNCH", "decode_attention"]
+__all__ = ["decode_attention"]
 
-DEPENDENT_LAUNCH = "_semantic" in inspect.signature(getattr(tl.extra.cuda, "gdc_wait", object)).parameters
-"""Triton has programmatic dependent launches. It has had their names for longer: what 3.4 has does not compile."""
 JOINED_PER_WARP = 2048
 """Floats of partial results that a warp holds while it joins: 64 registers of each thread."""
-
-
-@triton.jit
-def _wait_for_previous_kernel(DEPENDENT: tl.constexpr):
-    """Under a dependent launch, let the next kernel come too and wait for the previous one's writes. Comes first."""
-    if DEPENDENT:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -121,7 +109,8 @@ def _split_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Per (row, kv head, split): attention to one part of the keys. JOIN: the last one joins the parts."""
-    _wait_for_previous_kernel(DEPENDENT)
+    let_next_kernel_start(DEPENDENT)
+    wait_for_previous_kernel(DEPENDENT)
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -210,7 +199,8 @@ def _combine_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Per (row, query head): the parts joined."""
-    _wait_for_previous_kernel(DEPENDENT)
+    let_next_kernel_start(DEPENDENT)
+    wait_for_previous_kernel(DEPENDENT)
     row, q_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_heads = tl.num_programs(1) // G
     visible, part = _cut(tl.load(kv_lens_ptr + row), window, SPLITS, block_t)

@@ -1,0 +1,47 @@
+"""Programmatic dependent launches: a kernel is set up, and does what it can, while the one before it still runs."""
+
+from __future__ import annotations
+
+import inspect
+
+import triton
+import triton.language as tl
+
+from minisgl_core.plugin_api import CannotRun, Reason
+
+__all__ = ["DEPENDENT_LAUNCH", "INTERPRETED", "dependent_launch", "let_next_kernel_start", "wait_for_previous_kernel"]
+
+INTERPRETED = triton.knobs.runtime.interpret
+"""One kernel runs after the other, and ``tl.dot`` is wrong on bfloat16 operands."""
+DEPENDENT_LAUNCH = "_semantic" in inspect.signature(getattr(tl.extra.cuda, "gdc_wait", object)).parameters
+"""Triton has these launches. It has had their names for longer: what 3.4 has does not compile."""
+
+
+@triton.jit
+def let_next_kernel_start(DEPENDENT: tl.constexpr):
+    """It may start when all programs of this one have said so or are done."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous_kernel(DEPENDENT: tl.constexpr):
+    """Before this nothing may be read that an earlier kernel writes, and nothing written."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+
+
+def dependent_launch(sm: int, wanted: bool | None) -> bool:
+    """What was asked for, or by default what is possible. Raises :class:`CannotRun`."""
+    possible = DEPENDENT_LAUNCH and sm >= 90
+    if wanted is None or not wanted or possible:
+        return possible if wanted is None else wanted
+    raise CannotRun(
+        Reason(
+            code="unsupported-option",
+            field="dependent_launch",
+            wanted="a GPU of compute capability 9.0, and a Triton with dependent launches",
+            supported=f"{sm // 10}.{sm % 10}, and Triton {'has' if DEPENDENT_LAUNCH else 'lacks'} them",
+            fix="leave it out",
+        )
+    )
