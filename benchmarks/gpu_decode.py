@@ -1,10 +1,12 @@
 """Times paged decode attention inside a CUDA graph: minisgl's cuda_decode over batch sizes, lengths and options.
 
-    python benchmarks/gpu_decode.py --out decode.jsonl
+    python benchmarks/gpu_decode.py --out decode.jsonl [--heads 16 8] [--part small large]
 
-16 query and 8 kv heads of 128, bfloat16, pages of 16; bytes are the keys and values that must be read. A graph goes
-through as many layers as it takes for none to find its keys in the L2 cache, as in a model whose weights pass through
-it meanwhile; ``cold`` is false where four layers take turns instead. Each figure becomes a line of the file at once.
+Heads of 128, bfloat16, pages of 16; bytes are the keys and values that must be read. A graph goes through as many
+layers as it takes for none to find its keys in the L2 cache, as in a model whose weights pass through it meanwhile;
+``cold`` is false where four layers take turns instead. Each figure becomes a line of the file at once.
+
+Parts: ``small``, every way to cut small batches; ``large``, several ways to cut larger ones.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any, TextIO
 
 import torch
 import triton
-from commandline import Parser, amount, need_gpu, output, run
+from commandline import Parser, amount, need_gpu, output, positive, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.platform import CudaPlatform
@@ -30,9 +32,8 @@ from minisgl_core.plugin_api import AttentionSetup, BatchView, LayerFacts
 from minisgl_cuda.attention import CudaDecodeAttention
 from minisgl_cuda.options import DecodeOptions
 
-Q_HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 16
-TOKEN_BYTES = KV_HEADS * DIM * 4
-"""Keys and values of one token in one layer."""
+PARTS = ("small", "large")
+DIM, PAGE = 128, 16
 L2_BYTES = 60e6
 WARM_LAYERS = 4
 POINTS = [
@@ -40,15 +41,16 @@ POINTS = [
     (16, 128), (8, 4096), (2, 4096), (4, 4096), (16, 4096),
 ]  # fmt: skip
 """(batch, tokens each) to search at: where time ends early, the first are there."""
-LARGE = [(64, 128), (64, 1024), (64, 4096), (256, 128), (256, 1024)]
-LARGE_OPTIONS: list[dict[str, Any]] = [
-    {"launches": launches, "dependent_launch": dependent} for launches in (1, 2) for dependent in (False, True)
-]
-"""Only these are timed there; keys are not cut."""
+LARGE = [(32, 1024), (64, 128), (64, 1024), (64, 4096), (256, 128), (256, 1024)]
 TILES = [
     (32, 2, 2), (32, 4, 2), (64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 8, 2), (128, 8, 3),
 ]  # fmt: skip
 """(block_tokens, warps, stages)"""
+LARGE_OPTIONS: list[dict[str, Any]] = [
+    {"splits": splits, "block_tokens": block, "warps": warps, "stages": stages, "launches": 1}
+    for block, warps, stages in ((64, 4, 3), (64, 4, 2), (32, 2, 2), (32, 2, 3), (32, 4, 2), (128, 4, 2))
+    for splits in (1, 2, 4)
+]
 MOST_PROGRAMS = 1056
 TRIED_SPLITS = 3
 
@@ -56,14 +58,16 @@ TRIED_SPLITS = 3
 class Work:
     """Rows of one length, in as many layers as asked for."""
 
-    def __init__(self, batch: int, length: int, layers: int) -> None:
-        self.batch, self.layers = batch, layers
+    def __init__(self, heads: tuple[int, int], batch: int, length: int, layers: int) -> None:
+        self.batch, self.length, self.layers = batch, length, layers
+        q_heads, kv_heads = heads
+        self.bytes = batch * length * kv_heads * DIM * 4
         pages = -(-length // PAGE)
         total = batch * pages
-        shape = (layers, 2, total + 1, PAGE, KV_HEADS, DIM)
+        shape = (layers, 2, total + 1, PAGE, kv_heads, DIM)
         caches = torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_()
         self.pool: Any = SimpleNamespace(k_cache=lambda i: caches[i, 0], v_cache=lambda i: caches[i, 1])
-        self.q = torch.randn(batch, Q_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+        self.q = torch.randn(batch, q_heads, DIM, device="cuda", dtype=torch.bfloat16)
         view = BatchView(
             None, None, 1, 40960, torch.arange(batch + 1, device="cuda", dtype=torch.int32),
             torch.full((batch,), length, device="cuda", dtype=torch.int32),
@@ -72,9 +76,13 @@ class Work:
         view.page_table_device, view.table_idx_device = view.slot_table()  # as the engine has them at hand
         self.fake: Any = SimpleNamespace(view=view)
         self.setup = AttentionSetup(
-            torch.device("cuda"), torch.bfloat16, torch.bfloat16, "NHD", PAGE, Q_HEADS, KV_HEADS, DIM,
+            torch.device("cuda"), torch.bfloat16, torch.bfloat16, "NHD", PAGE, q_heads, kv_heads, DIM,
             (LayerFacts(DIM**-0.5),) * layers, batch, 8192, 40960, 2, CudaPlatform(0),
         )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        return f"{self.batch} x {self.length}"
 
     def backend(self, options: dict[str, Any]) -> CudaDecodeAttention:
         made = CudaDecodeAttention(self.setup, DecodeOptions(**options))
@@ -91,19 +99,62 @@ class Work:
         return graph_microseconds([lambda i=i: forward(q, q, q, i, self.fake) for i in range(self.layers)])  # type: ignore[misc]
 
 
-def cold_layers(batch: int, length: int) -> int:
-    """So many that, when a layer's turn comes again, the others have filled the L2 cache twice."""
-    return max(WARM_LAYERS, int(2 * L2_BYTES / (batch * length * TOKEN_BYTES)) + 1)
+class Bench:
+    """Figures of one pair of head counts, each written as a line when it is known, until time is up."""
+
+    def __init__(self, file: TextIO, heads: tuple[int, int], deadline: float) -> None:
+        self._file, self.heads, self._deadline = file, heads, deadline
+
+    @property
+    def late(self) -> bool:
+        return time.perf_counter() > self._deadline
+
+    def write(self, **what: Any) -> None:
+        self._file.write(json.dumps(what) + "\n")
+        self._file.flush()
+
+    def work(self, batch: int, length: int, *, cold: bool = True) -> Work:
+        """With so many layers that, when one's turn comes again, the others have filled the L2 cache twice."""
+        layers = max(WARM_LAYERS, int(2 * L2_BYTES / (batch * length * self.heads[1] * DIM * 4)) + 1)
+        return Work(self.heads, batch, length, layers if cold else WARM_LAYERS)
+
+    def time(self, work: Work, options: dict[str, Any]) -> float:
+        """Microseconds."""
+        took = work.microseconds(options)
+        self.write(
+            heads=self.heads, batch=work.batch, length=work.length, **options, cold=work.layers > WARM_LAYERS,
+            layers=work.layers, us=round(took, 3), tb_s=round(work.bytes / took / 1e6, 3),
+        )  # fmt: skip
+        return took
+
+    def compare(self, work: Work, ways: list[dict[str, Any]], title: str) -> None:
+        """Time the default and all of these, print them, and stop where two disagree in what they compute."""
+        figures: list[tuple[float, dict[str, Any]]] = []
+        for options in [{}, *ways]:
+            if self.late:
+                print(f"{work.name}: cut short")
+                break
+            figures.append((self.time(work, options), options))
+        if not figures:
+            return
+        best = sorted(figures[1:], key=lambda figure: figure[0])[:3]
+        print(f"{work.name} {title}: default {figures[0][0]:.2f} us", flush=True)
+        for took, options in best:
+            print(f"  {took:.2f} us, {work.bytes / took / 1e6:.2f} TB/s  {options}", flush=True)
+        answers = [work.answer(options) for options in ({}, *(way for _, way in best)) for _ in range(2)]
+        worst = max(float((answer - answers[0]).abs().max()) for answer in answers)
+        if not worst < 1e-2:
+            raise SystemExit(f"{work.name}: answers differ by {worst}: {best}")
 
 
-def candidates(batch: int, length: int) -> Iterator[dict[str, Any]]:
+def candidates(kv_heads: int, batch: int, length: int) -> Iterator[dict[str, Any]]:
     """Tiles, numbers of parts and ways to join them that are worth a try."""
     for block, warps, stages in TILES:
         blocks = -(-length // block)
         fitting = [
             splits
             for splits in (1, 2, 4, 8, 16, 32, 64)
-            if splits < 2 * blocks and (splits == 1 or batch * KV_HEADS * splits <= MOST_PROGRAMS)
+            if splits < 2 * blocks and (splits == 1 or batch * kv_heads * splits <= MOST_PROGRAMS)
         ]
         for splits, launches in itertools.product(fitting[-TRIED_SPLITS:], (1, 2)):
             if splits > 1 or launches == 1:
@@ -112,104 +163,50 @@ def candidates(batch: int, length: int) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def compile_some(options: list[dict[str, Any]]) -> None:
+def compile_some(heads: tuple[int, int], options: list[dict[str, Any]]) -> None:
     """Run each once, so that Triton's cache has its kernels."""
-    work = Work(1, 256, 1)
+    work = Work(heads, 1, 256, 1)
     for one in options:
         work.answer(one)
     torch.cuda.synchronize()
 
 
-def compile_all(workers: int) -> None:
-    """All kernels that are timed, in processes beside each other."""
-    tried = [options for point in POINTS for options in candidates(*point)]
-    dependent = [{**options, "dependent_launch": True} for options in tried if options["launches"] == 1]
-    large = [{"splits": 1, **options} for options in LARGE_OPTIONS]
-    every = list({json.dumps(options, sort_keys=True): options for options in [*large, *tried, *dependent]}.values())
+def compile_all(heads: tuple[int, int], parts: list[str], workers: int) -> None:
+    """All Triton kernels that are timed, in processes beside each other."""
+    every = [{"splits": splits} for splits in (1, 2, 4, 8, 16, 32)] if parts else []
+    every += LARGE_OPTIONS if "large" in parts else []
+    if "small" in parts:
+        every += [options for point in POINTS for options in candidates(heads[1], *point)]
+    every = list({json.dumps(options, sort_keys=True): options for options in every}.values())
     print(f"{len(every)} kernels to compile", flush=True)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_some, [every[i::workers] for i in range(workers)]))
-
-
-class Log:
-    """Figures, one a line."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def write(self, **what: Any) -> None:
-        self._file.write(json.dumps(what) + "\n")
-        self._file.flush()
-
-    def time(self, work: Work, batch: int, length: int, options: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Time, write, return."""
-        took = work.microseconds(options)
-        found = {
-            "batch": batch, "length": length, **options, **more, "layers": work.layers, "us": round(took, 3),
-            "tb_s": round(batch * length * TOKEN_BYTES / took / 1e6, 3),
-        }  # fmt: skip
-        self.write(**found)
-        return found
-
-
-def search(log: Log, batch: int, length: int, deadline: float) -> None:
-    """Every candidate; the best of each way to join from a warm cache too, that of one launch also dependent."""
-    work, warm = Work(batch, length, cold_layers(batch, length)), Work(batch, length, WARM_LAYERS)
-    default = log.time(work, batch, length, {}, cold=True), log.time(warm, batch, length, {}, cold=False)
-    best: dict[int, tuple[float, dict[str, Any]]] = {}
-    for options in candidates(batch, length):
-        if time.perf_counter() > deadline:
-            print(f"{batch} x {length}: cut short")
-            break
-        found = log.time(work, batch, length, options, cold=True)["us"]
-        if found < best.get(options["launches"], (float("inf"),))[0]:
-            best[options["launches"]] = found, options
-    print(f"{batch} x {length}: default {default[0]['us']:.2f} us (warm {default[1]['us']:.2f})", flush=True)
-    for launches, (cold, options) in sorted(best.items()):
-        ways = [(warm, options, False)]
-        if launches == 1:
-            dependent = {**options, "dependent_launch": True}
-            ways += [(work, dependent, True), (warm, dependent, False)]
-        figures = [log.time(on, batch, length, how, cold=is_cold)["us"] for on, how, is_cold in ways]
-        text = f"{cold:.2f} us (warm {figures[0]:.2f})"
-        if launches == 1:
-            text += f", dependent {figures[1]:.2f} (warm {figures[2]:.2f})"
-        print(f"  {launches} launch{'es' * (launches > 1)}: {text}  {options}", flush=True)
-    compare(work, batch, length, [options for _, options in best.values()])
-
-
-def compare(work: Work, batch: int, length: int, ways: list[dict[str, Any]]) -> None:
-    """Stop where two ways to compute the same disagree."""
-    answers = [work.answer(options) for options in ways for _ in range(2)]
-    worst = max((float((answer - answers[0]).abs().max()) for answer in answers), default=0.0)
-    if not worst < 1e-2:
-        raise SystemExit(f"{batch} x {length}: answers differ by {worst}: {ways}")
+        list(pool.map(compile_some, [heads] * workers, [every[i::workers] for i in range(workers)]))
 
 
 def main() -> None:
-    """Search the small batches, time the large ones."""
+    """Time the parts that are asked for, until time is up."""
     parser = Parser(__doc__)
     parser.add_argument("--out", type=output, default="decode.jsonl")
+    parser.add_argument("--heads", type=positive, nargs=2, default=[16, 8], help="query and kv heads")
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--seconds", type=amount, default=80, help="no further candidate is tried after this")
     args = parser.parse_args()
+    if args.heads[0] % args.heads[1]:
+        parser.error(f"--heads: {args.heads[0]} query heads cannot share {args.heads[1]} kv heads evenly")
     need_gpu()
     start = time.perf_counter()
     torch.manual_seed(0)
-    compile_all(max(1, min(14, (os.cpu_count() or 2) - 2)))
+    heads = (args.heads[0], args.heads[1])
+    compile_all(heads, args.part, max(1, min(14, (os.cpu_count() or 2) - 2)))
     print(f"{time.perf_counter() - start:.0f} s until all is compiled", flush=True)
+    gc.freeze()  # each capture collects garbage: let it not go through torch and Triton
     with args.out.open("w") as file:
-        log = Log(file)
-        log.write(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__)
-        for batch, length in LARGE:
-            work = Work(batch, length, cold_layers(batch, length))
-            for options in LARGE_OPTIONS:
-                found = log.time(work, batch, length, options, cold=True)
-                print(f"{batch} x {length}: {found['us']:.1f} us, {found['tb_s']:.2f} TB/s  {options}", flush=True)
-        del work
-        gc.freeze()  # each capture collects garbage: let it not go through torch and Triton
-        for batch, length in POINTS:
-            if time.perf_counter() - start < args.seconds:
-                search(log, batch, length, start + args.seconds)
+        bench = Bench(file, heads, start + args.seconds)
+        bench.write(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__)
+        for batch, length in LARGE if "large" in args.part else ():
+            bench.compare(bench.work(batch, length), LARGE_OPTIONS, "cold")
+        for batch, length in POINTS if "small" in args.part else ():
+            bench.compare(bench.work(batch, length), list(candidates(heads[1], batch, length)), "cold")
     print(f"{time.perf_counter() - start:.0f} s")
 
 
