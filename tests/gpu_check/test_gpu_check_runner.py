@@ -16,7 +16,7 @@ import planted
 import pytest
 
 from gpu_check.checks import Check, Record
-from gpu_check.process import OUT_OF_TIME, Settings, run_checks
+from gpu_check.process import OUT_OF_TIME, Settings, in_turn, run_checks, sessions_of
 from minisgl_core.registry import DeviceFacts
 
 CPU = DeviceFacts("cpu")
@@ -61,6 +61,16 @@ def test_a_failure_is_told_and_the_rest_of_its_session_goes_on_elsewhere(run: Ru
     assert found["shared/raises"].error[0] == "ValueError: a planted error"
     assert "planted.py" in found["shared/raises"].error[-1] and "_raises" in found["shared/raises"].error[-1]
     assert found["shared/first"].figures["pid"] != found["shared/last"].figures["pid"]
+
+
+@pytest.mark.parametrize(("jobs", "order"), [(1, ["short", "many", "long"]), (2, ["long", "many", "short"])])
+def test_where_several_run_at_once_the_longest_begin(jobs: int, order: list[str]) -> None:
+    costs = [("alone", 9.0), ("short", 1.0), ("many", 2.0), ("many", 2.0), ("long", 5.0)]
+    made = [Check(f"{name}{i}", lambda here: {}, cost, session=name, alone=name == "alone")
+            for i, (name, cost) in enumerate(costs)]  # fmt: skip
+    by_itself, together = in_turn(sessions_of(made).values(), jobs)
+    assert [session[0].session for session in by_itself] == ["alone"]
+    assert [session[0].session for session in together] == order and len(together[1]) == 2
 
 
 def test_a_crash_harms_nothing_but_its_check(run: Run) -> None:

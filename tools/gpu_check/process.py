@@ -58,6 +58,16 @@ def sessions_of(checks: Iterable[Check]) -> dict[str, list[Check]]:
     return sessions
 
 
+def in_turn(sessions: Iterable[list[Check]], jobs: int) -> tuple[deque[list[Check]], deque[list[Check]]]:
+    """Those to run by themselves, and the others: the longest first, so that none is what all wait for in the end."""
+    by_itself, together = deque[list[Check]](), deque[list[Check]]()
+    for session in sessions:
+        (by_itself if any(check.alone for check in session) else together).append(session)
+    if jobs > 1:
+        together = deque(sorted(together, key=lambda session: -sum(check.seconds for check in session)))
+    return by_itself, together
+
+
 def run_checks(
     checks: Iterable[Check],
     settings: Settings,
@@ -69,9 +79,7 @@ def run_checks(
 
     What was not run when the deadline came is told as ``unfinished``.
     """
-    by_itself, together = deque[list[Check]](), deque[list[Check]]()
-    for session in sessions_of(checks).values():
-        (by_itself if any(check.alone for check in session) else together).append(session)
+    by_itself, together = in_turn(sessions_of(checks).values(), settings.jobs)
     lock = threading.Lock()
     children = _Children()
 
