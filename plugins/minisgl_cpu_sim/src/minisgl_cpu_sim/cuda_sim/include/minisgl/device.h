@@ -3,7 +3,6 @@
 // the compiler's thread-sanitizer instrumentation reports each of them to the simulator.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -184,9 +183,6 @@ T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> value) 
 
 #define MINISGL_DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(::minisgl_sim::dynamic_shared())
 
-// The number of the lowest bit that is set, from 1 up; 0 if none is.
-inline int __ffs(int value) { return value == 0 ? 0 : std::countr_zero(static_cast<unsigned>(value)) + 1; }
-
 namespace minisgl {
 
 struct alignas(16) Bytes16 {
@@ -246,8 +242,6 @@ inline Float16 narrow<Float16>(float value) {
 inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
 
 inline float fast_exp(float value) { return std::exp(value); }
-
-inline float fast_exp2(float value) { return std::exp2(value); }
 
 inline float fast_divide(float value, float by) { return value / by; }
 
