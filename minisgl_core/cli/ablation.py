@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from minisgl_core.env import ENV
 from minisgl_core.errors import UsageError
 from minisgl_core.files import require_writable_file, write_whole
 
@@ -154,6 +155,8 @@ def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) 
             "cache": config.cache,
             "max_prefill_tokens": config.max_prefill_tokens,
             "max_running_req": config.max_running_req,
+            "cuda_graph_max_bs": config.graph_max_bs,
+            "overlap": not ENV.DISABLE_OVERLAP_SCHEDULING.value,
         },
         "versions": versions(),
     }

@@ -200,7 +200,9 @@ def test_a_file_that_holds_no_table_is_left_alone(tmp_path: Path, text: str) -> 
     assert path.read_text() == text
 
 
-def test_two_runs_of_the_command_share_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_two_runs_of_the_command_share_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "rows.json"
     call = ["bench", "prefill", *TINY, "--ablate", "--out", str(out)]
     assert main([*call, "--rows", "chunk 2048"]) == 0
@@ -211,8 +213,10 @@ def test_two_runs_of_the_command_share_a_file(capsys: pytest.CaptureFixture[str]
     assert [line.split("  ")[0] for line in table.splitlines()[1:]] == ["default", "overlap off", "chunk 2048"]
     second = {row["variant"]: row for row in json.loads(out.read_text())["rows"]}
     assert second["chunk 2048"] == first["chunk 2048"] and second["default"] != first["default"]
-    assert main([*call, "--rows", "overlap", "--page-size", "16"]) == 2
-    assert "cannot be added to: default there: plan " in capsys.readouterr().err
+    for changed, overlap_off in ((("--page-size", "16"), "0"), (("--cuda-graph-max-bs", "4"), "0"), ((), "1")):
+        monkeypatch.setenv("MINISGL_DISABLE_OVERLAP_SCHEDULING", overlap_off)
+        assert main([*call, "--rows", "overlap", *changed]) == 2
+        assert "cannot be added to: default there: plan " in capsys.readouterr().err
 
 
 def test_bars_by_hand() -> None:
