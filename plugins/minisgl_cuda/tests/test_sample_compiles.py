@@ -61,6 +61,9 @@ def test_every_kernel_compiles_and_counts_without_waiting(tmp_path: Path) -> Non
         ("_pick_kernel", 90, "*bf16", 1, PICK | {"FILTER": False}),
         ("gather_kernel", 80, "*fp32", 8, GATHER),
         ("finish_kernel", 80, "*fp32", 16, FINISH | {"BITS": 32}),
+        ("score_kernel", 80, "*fp32", 4, SCORE),
+        ("weigh_kernel", 80, "*fp32", 8, WEIGH),
+        ("_pick_kernel", 80, "*fp32", 8, PICK),
     ]
     settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     settings |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}

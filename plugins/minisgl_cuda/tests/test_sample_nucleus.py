@@ -168,6 +168,28 @@ def test_of_equal_logits_the_lowest_ids_are_the_nucleus(share: float) -> None:
     assert run(logits, rows).tokens == best.tolist()
 
 
+def test_a_token_before_which_exactly_the_share_stands_is_out() -> None:
+    rows = [Row((0.25, 0.5, 0.75)[seed % 3], seed=seed) for seed in range(30)]
+    logits = torch.zeros(30, 4)
+    best = [int(score[: int(row.top_p * 4)].argmax()) for row, score in zip(rows, scores(logits, rows), strict=True)]
+    assert run(logits, rows).tokens == best
+
+
+def test_the_best_score_wins_where_another_has_the_best_bound() -> None:
+    """A bound by the bits of u, as float32, where the noise is -log(-log(1 - u))."""
+    rows = [Row(1.0, seed=seed) for seed in range(3000)]
+    logits = randn(1, 1000).expand(3000, -1)
+    score = scores(logits, rows)
+    plain = logits.double().numpy() - float(logits.max())
+    u = -np.expm1(-np.exp(plain - score)).astype(np.float32)
+    bound = plain - np.log(2) * (u.view(np.int32) / 2**23 - 127)
+    gap = np.diff(np.sort(score, 1)[:, -2:])[:, 0]
+    odd = np.flatnonzero((score.argmax(1) != bound.argmax(1)) & (gap > NEAR))
+    assert len(odd) > 5
+    found = run(logits[odd].contiguous(), [rows[at] for at in odd])
+    assert found.tokens == score[odd].argmax(1).tolist()
+
+
 def test_masked_tokens_are_never_drawn() -> None:
     allowed = torch.tensor([3, 5000, 8191, 8192, 8999])
     logits = torch.full((12, 9001), -torch.inf)
@@ -197,12 +219,15 @@ def test_top_p_takes_its_share_of_what_a_wide_top_k_keeps() -> None:
     judge(narrow.expand(6, -1), rows, run(narrow.expand(6, -1).contiguous(), rows).tokens)
 
 
-def test_far_slices_neither_win_nor_weigh() -> None:
-    logits = randn(8, 9001)
+def test_far_slices_neither_win_nor_weigh_but_others_do() -> None:
+    logits = randn(12, 9001)
     logits[:, :4096] -= 40
-    logits[4:, 8192:] += 30
-    rows = [Row(0.9, (0.5, 1.0)[i % 2], seed=i) for i in range(8)]
-    judge(logits, rows, run(logits, rows).tokens)
+    logits[4:8, 8192:] += 30
+    logits[8:, 8500] = 7.0  # against thousands in the slice before it
+    rows = [Row(0.9, (0.5, 1.0)[i % 2], seed=i) for i in range(12)]
+    found = run(logits, rows)
+    judge(logits, rows, found.tokens)
+    assert any(4096 <= token < 8192 for token in found.tokens[8:])
 
 
 def test_neither_neighbours_nor_the_number_of_programs_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,17 @@ def _best(x, start, base, top, inverse, key, floor, last, vocab, BLOCK: tl.const
 
 
 @triton.jit
+def _mass_down_to(whole, start, base, top, inverse, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """What a slice's tokens weigh whose order is ``whole`` or more. In steps as well: it has just been read."""
+    mass = tl.zeros([STEP], tl.int64)
+    for first in range(start, start + BLOCK, STEP):
+        token = first + tl.arange(0, STEP)
+        x = tl.load(base + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+        mass += weight_of(tl.where(ordered(x) >= whole, x, float("-inf")), top, inverse)
+    return tl.sum(mass, axis=0)
+
+
+@triton.jit
 def score_kernel(
     logits_ptr,
     top_ptr,
@@ -126,12 +137,12 @@ def score_kernel(
                 if (tl.load(top_ptr + row * slices + block) - top) * inverse >= _FAR:
                     token = start + tl.arange(0, BLOCK)
                     x = tl.load(base + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+                    best, found = _best(x, start, base, top, inverse, key, floor, last, vocab, BLOCK, STEP)
                     if FILTER and not AGAIN:  # noqa: SIM102 - that is decided at compile time
                         if state == WEIGHED:
-                            held = ordered(x) >= tl.load(whole_ptr + row)
-                            mass = tl.where(held, weight_of(x, top, inverse), 0)
-                            tl.atomic_add(mass_ptr + row * 2, tl.sum(mass, axis=0), sem="relaxed")
-                    best, found = _best(x, start, base, top, inverse, key, floor, last, vocab, BLOCK, STEP)
+                            whole = tl.load(whole_ptr + row)
+                            mass = _mass_down_to(whole, start, base, top, inverse, vocab, BLOCK, STEP)
+                            tl.atomic_add(mass_ptr + row * 2, mass, sem="relaxed")
                 tl.store(score_ptr + row * slices + block, best)
                 tl.store(id_ptr + row * slices + block, found)
 
@@ -141,7 +152,8 @@ def _mass_before(base, block, token, near, top, inverse, vocab, BLOCK: tl.conste
     """What a slice's tokens weigh that stand before this one, whose logit is ``near``, per lane."""
     other = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(base + other, mask=other < vocab, other=float("-inf")).to(tl.float32)
-    return tl.where((x > near) | ((x == near) & (other < token)), weight_of(x, top, inverse), 0)
+    before = (x > near) | ((x == near) & (other < token))
+    return weight_of(tl.where(before, x, float("-inf")), top, inverse)
 
 
 @triton.jit
@@ -198,8 +210,8 @@ def weigh_kernel(
 def settled(base, top, inverse, key, budget, floor, last, slices, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
     """The token of a row whose top-p is open, by one program: trials until one succeeds, as the maximum does."""
     token = tl.full([], 0, tl.int32)
-    before = budget
-    while before >= budget:
+    before, score = budget, tl.full([], 0.0, tl.float32)
+    while (before >= budget) & (score > float("-inf")):  # it ends even if none survives
         score = tl.full([], float("-inf"), tl.float32)
         for block in range(slices):
             other = block * BLOCK + tl.arange(0, BLOCK)
