@@ -3,8 +3,8 @@
     python benchmarks/gpu_decode.py --out decode.jsonl [--heads 16 8] [--part small large]
 
 Heads of 128, bfloat16, pages of 16; bytes are the keys and values that must be read. A graph goes through as many
-layers as it takes for none to find its keys in the L2 cache, as in a model whose weights pass through it meanwhile;
-``cold`` is false where four layers take turns instead. Each figure becomes a line of the file at once.
+layers as it takes for none to find its keys in the L2 cache, as in a model whose weights pass through it meanwhile.
+Each figure becomes a line of the file at once.
 
 Parts: ``small``, every way to cut small batches; ``large``, several ways to cut larger ones.
 """
@@ -35,7 +35,7 @@ from minisgl_cuda.options import DecodeOptions
 PARTS = ("small", "large")
 DIM, PAGE = 128, 16
 L2_BYTES = 60e6
-WARM_LAYERS = 4
+LEAST_LAYERS = 4
 POINTS = [
     (1, 1024), (1, 128), (1, 4096), (8, 1024), (2, 1024), (4, 1024), (16, 1024), (8, 128), (2, 128), (4, 128),
     (16, 128), (8, 4096), (2, 4096), (4, 4096), (16, 4096),
@@ -113,21 +113,21 @@ class Bench:
         self._file.write(json.dumps(what) + "\n")
         self._file.flush()
 
-    def work(self, batch: int, length: int, *, cold: bool = True) -> Work:
+    def work(self, batch: int, length: int) -> Work:
         """With so many layers that, when one's turn comes again, the others have filled the L2 cache twice."""
-        layers = max(WARM_LAYERS, int(2 * L2_BYTES / (batch * length * self.heads[1] * DIM * 4)) + 1)
-        return Work(self.heads, batch, length, layers if cold else WARM_LAYERS)
+        layers = int(2 * L2_BYTES / (batch * length * self.heads[1] * DIM * 4)) + 1
+        return Work(self.heads, batch, length, max(LEAST_LAYERS, layers))
 
     def time(self, work: Work, options: dict[str, Any]) -> float:
         """Microseconds."""
         took = work.microseconds(options)
         self.write(
-            heads=self.heads, batch=work.batch, length=work.length, **options, cold=work.layers > WARM_LAYERS,
-            layers=work.layers, us=round(took, 3), tb_s=round(work.bytes / took / 1e6, 3),
+            heads=self.heads, batch=work.batch, length=work.length, **options, layers=work.layers,
+            us=round(took, 3), tb_s=round(work.bytes / took / 1e6, 3),
         )  # fmt: skip
         return took
 
-    def compare(self, work: Work, ways: list[dict[str, Any]], title: str) -> None:
+    def compare(self, work: Work, ways: list[dict[str, Any]]) -> None:
         """Time the default and all of these, print them, and stop where two disagree in what they compute."""
         figures: list[tuple[float, dict[str, Any]]] = []
         for options in [{}, *ways]:
@@ -138,7 +138,7 @@ class Bench:
         if not figures:
             return
         best = sorted(figures[1:], key=lambda figure: figure[0])[:3]
-        print(f"{work.name} {title}: default {figures[0][0]:.2f} us", flush=True)
+        print(f"{work.name}: default {figures[0][0]:.2f} us", flush=True)
         for took, options in best:
             print(f"  {took:.2f} us, {work.bytes / took / 1e6:.2f} TB/s  {options}", flush=True)
         answers = [work.answer(options) for options in ({}, *(way for _, way in best)) for _ in range(2)]
@@ -173,7 +173,7 @@ def compile_some(heads: tuple[int, int], options: list[dict[str, Any]]) -> None:
 
 def compile_all(heads: tuple[int, int], parts: list[str], workers: int) -> None:
     """All Triton kernels that are timed, in processes beside each other."""
-    every = [{"splits": splits} for splits in (1, 2, 4, 8, 16, 32)] if parts else []
+    every = [{"splits": splits} for splits in (1, 2, 4, 8, 16, 32, 64)]
     every += LARGE_OPTIONS if "large" in parts else []
     if "small" in parts:
         every += [options for point in POINTS for options in candidates(heads[1], *point)]
@@ -204,9 +204,9 @@ def main() -> None:
         bench = Bench(file, heads, start + args.seconds)
         bench.write(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__)
         for batch, length in LARGE if "large" in args.part else ():
-            bench.compare(bench.work(batch, length), LARGE_OPTIONS, "cold")
+            bench.compare(bench.work(batch, length), LARGE_OPTIONS)
         for batch, length in POINTS if "small" in args.part else ():
-            bench.compare(bench.work(batch, length), list(candidates(heads[1], batch, length)), "cold")
+            bench.compare(bench.work(batch, length), list(candidates(heads[1], batch, length)))
     print(f"{time.perf_counter() - start:.0f} s")
 
 
