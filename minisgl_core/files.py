@@ -37,16 +37,16 @@ def require_writable_file(path: Path, what: str, *, field: str) -> None:
 
 
 def write_whole(path: Path, text: str, what: str, *, field: str) -> None:
-    """Write beside and rename: whoever reads the file finds the old content or the new one.
+    """Write beside and rename: whoever reads the file finds the old content or the new one. A link stays a link.
 
     Raises :class:`UsageError` as :func:`require_writable_file` does, and if the disk has no room.
     """
     with _refusing(f"{what} {path} cannot be written", path, field, _ANOTHER_FILE):
-        _try_file(path)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        target = _try_file(path)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
+            draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
 
@@ -68,7 +68,10 @@ def _try_folder(folder: Path) -> None:
         pass
 
 
-def _try_file(path: Path) -> None:
+def _try_file(path: Path) -> Path:
+    """The file itself, where the path is a link to one."""
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise OSError(f"it is {'a folder' if path.is_dir() else 'no regular file'}")
-    _try_folder(path.parent)
+    target = Path(os.path.realpath(path))
+    _try_folder(target.parent)
+    return target

@@ -30,6 +30,19 @@ def test_what_is_there_is_kept_until_it_is_replaced_whole(tmp_path: Path) -> Non
     assert path.read_text(encoding="utf-8") == "new µ" and listing(tmp_path) == ["rows.json"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_link_points_to_is_written(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "results").mkdir()
+    path, target = tmp_path / "latest.json", tmp_path / "results" / "rows.json"
+    path.symlink_to(target)
+    if there:
+        target.write_text("old")
+    require_writable_file(path, "--out", field="--out")
+    write_whole(path, "new", "--out", field="--out")
+    assert path.is_symlink() and target.read_text() == "new"
+    assert listing(tmp_path) == ["latest.json", "results", "results/rows.json"]
+
+
 def test_a_folder_that_cannot_be_made_is_refused_with_what_it_is_for(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "kept"
