@@ -22,7 +22,7 @@ MARK: Final = re.compile(r"\bmark\.gpu\b")
 SECONDS: Final[Mapping[bool, float]] = {True: 25.0, False: 80.0}
 """With ``--quick``, and without"""
 MORE: Final = {"minisgl_cuda": 6.0, "minisgl_moe": 2.0}
-"""Times that these plugins' tests take as long: measured on an H200, beside other checks"""
+"""How many times as long the tests of these plugins take: measured on an H200, beside other checks"""
 LIMIT_S: Final = 560.0
 SHOWN: Final = 6
 MADE_ELSEWHERE: Final = ("test_conforms", "test_every_pairing_follows_the_reference")

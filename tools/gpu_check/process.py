@@ -22,7 +22,7 @@ from minisgl_core.registry import DeviceFacts
 from .checks import Check, Record, Status
 from .worker import MAX_LINES, Order
 
-__all__ = ["OUT_OF_TIME", "Settings", "run_checks", "sessions_of"]
+__all__ = ["OUT_OF_TIME", "Settings", "in_turn", "run_checks", "sessions_of"]
 
 START_LIMIT_S: Final = 180.0
 """Until a child has imported what it needs and listed the checks."""
