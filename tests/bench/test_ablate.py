@@ -105,9 +105,10 @@ def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert cache["relative"] == pytest.approx(cache["rate"] / base) and cache["changed"] == {}
     assert found["page 16", "offline"]["changed"]["page_size"] == "16" and found["overlap off", "offline"]["rate"] > 0
     assert "cuda" in found["attention fa", "offline"]["error"]
-    assert found["moe loop (no graphs)", "offline"]["note"] == "the model has no experts"
+    assert found["moe loop (no graphs)", "latency"]["note"] == "the model has no experts"
     assert found["chunk 8192", "offline"]["note"] == "the default is the same"
-    unmeasured = [found[name, "offline"] for name in ("attention fa", "moe loop (no graphs)", "chunk 8192")]
+    unmeasured = [found[name, "offline"] for name in ("attention fa", "chunk 8192")]
+    unmeasured.append(found["moe loop (no graphs)", "latency"])
     assert all(row["relative"] is None and "rate" not in row for row in unmeasured)
     assert printed["workloads"]["offline"]["requests"] == 2
     drawn = ET.fromstring(plot.read_text())
@@ -118,10 +119,14 @@ def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 def test_the_default_again_and_a_loop_over_experts_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     tiny = ("--geometry", "tiny-moe", "--num-page-override", "9000", "--requests", "2", "--short")
     assert main(["bench", "offline", *tiny, "--ablate", "--rows", "moe,default", "--json"]) == 0
-    rows = {row["variant"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert list(rows) == ["default", "moe loop (no graphs)", "default again"]
-    assert all(row["rate"] > 0 for row in rows.values()) and rows["default again"]["changed"] == {}
-    assert rows["moe loop (no graphs)"]["changed"] == {"moe": "torch@minisgl-cpu-sim"}
+    rows = {(row["variant"], row["mode"]): row for row in json.loads(capsys.readouterr().out)["rows"]}
+    loop_row, again = rows["moe loop (no graphs)", "latency"], rows["default again", "offline"]
+    assert set(rows) == {
+        ("default", "offline"), ("default", "latency"), ("moe loop (no graphs)", "latency"),
+        ("default again", "offline"),
+    }  # fmt: skip
+    assert all(row["rate"] > 0 for row in rows.values()) and again["changed"] == {}
+    assert loop_row["changed"] == {"moe": "torch@minisgl-cpu-sim"}
     (loop,) = choose_variants(["moe"])
     assert loop.applied_to(EngineConfig("m")).cuda_graph_max_bs == 0  # elsewhere graphs would refuse it
 
