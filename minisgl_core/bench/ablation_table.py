@@ -23,17 +23,22 @@ class AblationTable:
     """``facts`` are what all rows have in common, as JSON data; ``workloads`` is the work by mode.
 
     With a file, its rows are kept, and those that are added take the places of those of the same variant and mode. A
-    row's ``relative`` stays: it is of the default that was measured beside it.
+    row's ``relative`` stays: it is of the default that was measured beside it. Several runs may add to one file at
+    once, such as one on each GPU: it is read again before each writing, and says from the start whose it is.
     """
 
     def __init__(self, facts: Mapping[str, Any], workloads: Mapping[str, Any], path: Path | None = None) -> None:
         """Raises :class:`UsageError` for a file that holds no ablation, or one of other facts or other work."""
         self._facts, self._workloads, self._path = dict(facts), dict(workloads), path
         self._rows: dict[tuple[str, str], Row] = {}
-        if path is not None and path.exists():
-            self._keep(path)
+        self._join()
+        self._write()
 
-    def _keep(self, path: Path) -> None:
+    def _join(self) -> None:
+        """Take over what the file holds, if it is there."""
+        path = self._path
+        if path is None or not path.exists():
+            return
         kept = _read(path)
         for name, value in self._facts.items():
             _check_same(path, name, kept.get(name), value)
@@ -54,8 +59,15 @@ class AblationTable:
         return {**self._facts, "workloads": self._workloads, "rows": self.rows}
 
     def add(self, row: Row) -> None:
-        """Also to the file, at once: what was measured before an end by force stays readable."""
+        """Also to the file, at once: what was measured before an end by force stays readable.
+
+        Raises :class:`UsageError` if the file has become one that cannot be added to.
+        """
+        self._join()
         self._rows[row["variant"], row["mode"]] = row
+        self._write()
+
+    def _write(self) -> None:
         if self._path is not None:
             write_whole(self._path, json.dumps(self.content, indent=1) + "\n", _FIELD, field=_FIELD)
 

@@ -124,8 +124,8 @@ def run_ablation(
     measured = []
     for row in ablate(Job(config, mode, workloads, tp_size, runs), ablation.variants, ablation.row_limit):
         measured.append(row)
+        click.echo(_line(row), err=True)  # before a file that changed meanwhile may end the run
         table.add(row)
-        click.echo(_line(row), err=True)
     if as_json:
         print_json(table.content)
     else:

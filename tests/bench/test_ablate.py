@@ -161,6 +161,31 @@ def test_rows_of_a_later_run_join_the_table(tmp_path: Path) -> None:
     assert AblationTable(FACTS, WORK, path).content["workloads"] == both, "what other rows need is not forgotten"
 
 
+def test_two_runs_at_once_lose_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    first, second = AblationTable(FACTS, WORK, path), AblationTable(FACTS, WORK, path)
+    for table, name in ((first, "default"), (second, "default"), (first, "page 16"), (second, "kv torch")):
+        table.add(row(name, 100))
+    rows = json.loads(path.read_text())["rows"]
+    assert [each["variant"] for each in rows] == ["default", "kv torch", "page 16"]
+    path.unlink()
+    second.add(row("page 1", 90))
+    rows = json.loads(path.read_text())["rows"]
+    assert [each["variant"] for each in rows] == ["default", "kv torch", "page 1", "page 16"]
+
+
+def test_of_two_runs_at_once_the_one_of_something_else_is_refused_before_any_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    first = AblationTable(FACTS, WORK, path)
+    with pytest.raises(UsageError, match="geometry there: tiny; here: tiny-moe"):
+        AblationTable({**FACTS, "geometry": "tiny-moe"}, WORK, path)
+    path.unlink()
+    other = AblationTable({**FACTS, "geometry": "tiny-moe"}, WORK, path)
+    with pytest.raises(UsageError, match="geometry there: tiny-moe; here: tiny"):
+        first.add(row("default", 100))
+    assert json.loads(path.read_text()) == other.content
+
+
 def test_rows_are_in_the_order_of_a_whole_ablation_with_or_without_a_file() -> None:
     table = AblationTable(FACTS, WORK)
     for name in ("of an older version", "page 1", "default"):
