@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +24,9 @@ class AblationTable:
     """``facts`` are what all rows have in common, as JSON data; ``workloads`` is the work by mode.
 
     With a file, its rows are kept, and those that are added take the places of those of the same variant and mode. A
-    row's ``relative`` stays: it is of the default that was measured beside it. Several runs may add to one file at
-    once, such as one on each GPU: it is read again before each writing, and says from the start whose it is.
+    row's ``relative`` stays: it is of the default that was measured beside it, see :meth:`other_default`. Several runs
+    may add to one file at once, such as one on each GPU: it is read again before each writing, and says from the start
+    what it is about.
     """
 
     def __init__(self, facts: Mapping[str, Any], workloads: Mapping[str, Any], path: Path | None = None) -> None:
@@ -61,11 +63,22 @@ class AblationTable:
     def add(self, row: Row) -> None:
         """Also to the file, at once: what was measured before an end by force stays readable.
 
+        A default that failed does not take the place of one that was measured, to which other rows relate.
         Raises :class:`UsageError` if the file has become one that cannot be added to.
         """
         self._join()
-        self._rows[row["variant"], row["mode"]] = row
+        place = row["variant"], row["mode"]
+        if row["variant"] != DEFAULT.name or "rate" in row or "rate" not in self._rows.get(place, {}):
+            self._rows[place] = row
         self._write()
+
+    def other_default(self, row: Row) -> float | None:
+        """The rate of the default that the row's ``relative`` is of, where that is not the default in this table."""
+        if not row["relative"]:
+            return None
+        own = row["rate"] / row["relative"]
+        standing = self._rows.get((DEFAULT.name, row["mode"]), {}).get("rate")
+        return None if standing is not None and math.isclose(own, standing) else float(own)
 
     def _write(self) -> None:
         if self._path is not None:

@@ -20,6 +20,7 @@ from .output import print_json, print_table
 
 if TYPE_CHECKING:
     from minisgl_core.bench import Workload
+    from minisgl_core.bench.ablation_table import AblationTable
     from minisgl_core.bench.variants import Variant
     from minisgl_core.engine import EngineConfig
 
@@ -130,9 +131,9 @@ def run_ablation(
         print_json(table.content)
     else:
         headers = (f"{mode}, {name}", "tokens per second", "of default", "ms per token, or why not")
-        print_table(headers, [_cells(row, mode) for row in table.rows])
+        print_table(headers, [_cells(row, mode, table.other_default(row)) for row in table.rows])
     if ablation.plot:
-        _draw(table.rows, mode, f"{mode}, {name}", ablation.plot)
+        _draw(table, mode, f"{mode}, {name}", ablation.plot)
     return 0 if "rate" in measured[0] else 1
 
 
@@ -166,10 +167,12 @@ def _title(row: Mapping[str, Any], mode: str) -> str:
     return row["variant"] if row["mode"] == mode else f"{row['variant']} ({row['mode']})"
 
 
-def _cells(row: Mapping[str, Any], mode: str) -> tuple[str, str, str, str]:
+def _cells(row: Mapping[str, Any], mode: str, other_default: float | None) -> tuple[str, str, str, str]:
     if "rate" not in row:
         return _title(row, mode), "-", "-", row.get("note") or row["error"]
     relative = "-" if row["relative"] is None else f"{row['relative']:.2f}"
+    if other_default is not None:
+        relative += f" (of {other_default:,.0f})"
     return _title(row, mode), f"{row['rate']:,.0f}", relative, f"{row['tpot_ms']:.3f}"
 
 
@@ -178,9 +181,15 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{row['variant']}, {row['mode']}: {said}"
 
 
-def _draw(rows: list[dict[str, Any]], mode: str, title: str, target: Path) -> None:
+def _draw(table: AblationTable, mode: str, title: str, target: Path) -> None:
     from minisgl_core.bench.plot import bar_chart
 
-    bars = [(_title(row, mode), row["relative"]) for row in rows if row["relative"] is not None]
-    chart = bar_chart(f"{title}: tokens per second, relative to the default", bars)
-    write_whole(target, chart, "--plot", field="--plot")
+    title += ": tokens per second, relative to the default"
+    bars = []
+    for row in table.rows:
+        if row["relative"] is not None:
+            star = "" if table.other_default(row) is None else " *"
+            bars.append((_title(row, mode) + star, row["relative"]))
+    if any(label.endswith("*") for label, _ in bars):
+        title += " (* of another run)"
+    write_whole(target, bar_chart(title, bars), "--plot", field="--plot")

@@ -186,6 +186,28 @@ def test_of_two_runs_at_once_the_one_of_something_else_is_refused_before_any_row
     assert json.loads(path.read_text()) == other.content
 
 
+def test_rows_of_another_default_are_told_by_its_rate() -> None:
+    table = AblationTable(FACTS, WORK)
+    for each in (row("default", 100), row("page 16", 90), row("kv torch", 0)):
+        table.add(each)
+    assert [table.other_default(each) for each in table.rows] == [None, None, None]
+    table.add({**row("default", 200), "relative": 1.0})
+    table.add({**row("page 1", 50), "relative": 0.25})
+    assert [table.other_default(each) for each in table.rows] == [None, None, None, pytest.approx(100)]
+    assert table.other_default({**row("page 16", 90, "latency")}) == pytest.approx(100), "there is none of its mode"
+
+
+def test_a_default_that_failed_does_not_replace_one_that_was_measured(tmp_path: Path) -> None:
+    failed = {"variant": "default", "mode": "offline", "error": "no memory", "relative": None}
+    table = AblationTable(FACTS, WORK, tmp_path / "rows.json")
+    table.add(failed)
+    assert table.rows == [failed]
+    good = row("default", 100)
+    for each in (good, row("page 16", 90), failed, {**failed, "variant": "page 16"}):
+        table.add(each)
+    assert table.rows == [good, {**failed, "variant": "page 16"}]
+
+
 def test_rows_are_in_the_order_of_a_whole_ablation_with_or_without_a_file() -> None:
     table = AblationTable(FACTS, WORK)
     for name in ("of an older version", "page 1", "default"):
@@ -233,14 +255,18 @@ def test_a_file_that_holds_no_table_is_left_alone(tmp_path: Path, text: str) -> 
 def test_two_runs_of_the_command_share_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "rows.json"
-    call = ["bench", "prefill", *TINY, "--ablate", "--out", str(out)]
+    out, plot = tmp_path / "rows.json", tmp_path / "rows.svg"
+    call = ["bench", "prefill", *TINY, "--ablate", "--out", str(out), "--plot", str(plot)]
     assert main([*call, "--rows", "chunk 2048"]) == 0
+    assert " (of " not in capsys.readouterr().out and "*" not in plot.read_text()
     first = {row["variant"]: row for row in json.loads(out.read_text())["rows"]}
-    capsys.readouterr()
     assert main([*call, "--rows", "overlap"]) == 0
     table = capsys.readouterr().out
     assert [line.split("  ")[0] for line in table.splitlines()[1:]] == ["default", "overlap off", "chunk 2048"]
+    base = first["default"]["rate"]
+    assert [f" (of {base:,.0f})" in line for line in table.splitlines()] == [False, False, False, True]
+    drawn = plot.read_text()
+    assert ">chunk 2048 *<" in drawn and ">overlap off<" in drawn and "default (* of another run)<" in drawn
     second = {row["variant"]: row for row in json.loads(out.read_text())["rows"]}
     assert second["chunk 2048"] == first["chunk 2048"] and second["default"] != first["default"]
     for changed, overlap_off in ((("--page-size", "16"), "0"), (("--cuda-graph-max-bs", "4"), "0"), ((), "1")):
