@@ -144,15 +144,24 @@ def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) 
     from minisgl_core.modelconfig import read_model_config
     from minisgl_core.registry import detect_device
 
-    device = detect_device(config.device)
+    device, model = detect_device(config.device), read_model_config(config.model_path)
     return {
         "mode": mode,
         "geometry": name,
+        "model": {  # folders of one name may hold different ones
+            "architecture": model.architecture,
+            "layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.intermediate_size,
+            "experts": model.moe.num_experts if model.moe else 0,
+            "vocab_size": model.vocab_size,
+            "random_weights": config.dummy_weights,
+        },
         "runs": runs,
         "device": device.name or str(device),
         "tp_size": tp_size,
         "default": {
-            "plan": make_plan(config, read_model_config(config.model_path)).digest(),
+            "plan": make_plan(config, model).digest(),
             "cache": config.cache,
             "max_prefill_tokens": config.max_prefill_tokens,
             "max_running_req": config.max_running_req,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -12,12 +13,14 @@ import pytest
 from minisgl_core.bench import make_workload
 from minisgl_core.bench.ablate import Job
 from minisgl_core.bench.ablation_table import AblationTable
+from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.bench.plot import LABELS, WIDTH, bar_chart
 from minisgl_core.bench.session import thrifty
 from minisgl_core.bench.variants import DEFAULT, VARIANTS, Variant, choose_variants
 from minisgl_core.cli.app import main
 from minisgl_core.engine import EngineConfig
 from minisgl_core.errors import UsageError
+from minisgl_core.modelconfig.geometries import geometry
 
 TINY = ("--geometry", "tiny", "--num-page-override", "9000", "--requests", "2", "--short")
 
@@ -273,6 +276,13 @@ def test_two_runs_of_the_command_share_a_file(
         monkeypatch.setenv("MINISGL_DISABLE_OVERLAP_SCHEDULING", overlap_off)
         assert main([*call, "--rows", "overlap", *changed]) == 2
         assert "cannot be added to: default there: plan " in capsys.readouterr().err
+    monkeypatch.delenv("MINISGL_DISABLE_OVERLAP_SCHEDULING")
+    namesake = write_geometry(replace(geometry("tiny"), vocab_size=1024), tmp_path / "tiny")
+    arguments = [str(namesake) if each == "tiny" else each.replace("--geometry", "--model") for each in call]
+    assert main(arguments) == 2
+    refusal = capsys.readouterr().err
+    same = "architecture Qwen3ForCausalLM, layers 2, hidden_size 64, intermediate_size 128, experts 0"
+    assert f"model there: {same}, vocab_size 512, random_weights True; here: {same}, vocab_size 1024" in refusal
 
 
 def test_bars_by_hand() -> None:
