@@ -7,16 +7,17 @@ A script makes a :class:`Parser` of its docstring, takes the types of its option
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from minisgl_core.errors import MinisglError, UsageError
-from minisgl_core.files import require_writable_file
+from minisgl_core.files import require_writable_file, write_whole
 
-__all__ = ["Parser", "amount", "need_gpu", "output", "positive", "run"]
+__all__ = ["Parser", "amount", "keep", "need_gpu", "output", "positive", "run"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,6 +57,11 @@ def output(text: str) -> Path:
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return path
+
+
+def keep(content: Any, path: Path, *, indent: int | None = 1) -> None:
+    """Write JSON data to a file that :func:`output` found fit. Raises :class:`UsageError` if it no longer is."""
+    write_whole(path, json.dumps(content, indent=indent) + "\n", "the file", field="")
 
 
 def need_gpu() -> None:

@@ -11,7 +11,6 @@ one left-padded batch.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
@@ -38,7 +37,7 @@ from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 
 sys.path.insert(0, str(Path(__file__).parent))
-from commandline import Parser, output, positive, run
+from commandline import Parser, keep, output, positive, run
 from host_step import cpu_name, host_microseconds
 
 DECODE_TOKENS, PROMPT_LEN, PREFILL_LEN = 32, 32, 512
@@ -250,7 +249,7 @@ def main() -> None:
             "host_us_per_step": host,
             "rows": rows,
         }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        keep(result, options.json)
 
 
 if __name__ == "__main__":

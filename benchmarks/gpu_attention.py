@@ -8,7 +8,6 @@ included; ``plan_us`` is the host's work before a replay; bandwidth counts the k
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from commandline import Parser, need_gpu, output, run
+from commandline import Parser, keep, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.plugin_api import LayerFacts
@@ -154,7 +153,7 @@ def main() -> None:
                     found.append(prefill(rig, name, rows, new, total, page))
                     print(found[-1])
     facts = {"device": rig.facts.name, "torch": torch.__version__}
-    out.write_text(json.dumps({**facts, "rows": found}) + "\n")
+    keep({**facts, "rows": found}, out, indent=None)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ bfloat16, 8 kv heads of 128; bytes are those read and written. Without --out the
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from commandline import Parser, need_gpu, output, run
+from commandline import Parser, keep, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.platform import CudaPlatform
@@ -117,7 +116,7 @@ def main() -> None:
         print(line)
     if out is not None:
         found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        keep(found, out)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ for the one before it to end (no dependent launch), as cuBLAS does.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from commandline import Parser, need_gpu, output, positive, run
+from commandline import Parser, keep, need_gpu, output, positive, run
 from tqdm import tqdm
 
 from minisgl_cuda.triton_ops.skinny import skinny_linear
@@ -111,7 +110,7 @@ def main() -> None:
     device = torch.cuda.get_device_name()
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
     content = {"device": device, "versions": versions, "tiles": table, "measured": found}
-    options.out.write_text(json.dumps(content) + "\n")
+    keep(content, options.out, indent=None)
 
 
 if __name__ == "__main__":

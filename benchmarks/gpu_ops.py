@@ -10,7 +10,6 @@ Without --out the JSON goes to $OUT if that is set.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -21,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from commandline import Parser, need_gpu, output, run
+from commandline import Parser, keep, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.ops import ComposedOps
@@ -292,7 +291,7 @@ def main() -> None:
     rows += measure_sampling() if options.part != "layer" else []
     if options.out is not None:
         found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        keep(found, options.out)
 
 
 if __name__ == "__main__":

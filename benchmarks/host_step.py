@@ -30,12 +30,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from commandline import Parser, need_gpu, output, positive, run
+from commandline import Parser, keep, need_gpu, output, positive, run
 
 from minisgl_core.bench.report import versions
 from minisgl_core.core import Batch, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig, ForwardOutput
-from minisgl_core.files import write_whole
 from minisgl_core.plugin_api import StepOutput
 from minisgl_core.registry import detect_device
 from minisgl_core.scheduler import NewReq, Scheduler
@@ -251,7 +250,7 @@ def main() -> None:
             found = measure(mode, batch, options.page_size, options.model, profile)
             content["rows"].append({"mode": mode, "batch": batch, "page_size": options.page_size, **asdict(found)})
             if options.json:
-                write_whole(options.json, json.dumps(content, indent=1) + "\n", "the file", field="--json")
+                keep(content, options.json)
             launching = f", {found.launching:.1f} us of it launching" if options.model else ""
             print(
                 f"{mode:8} batch {batch:4}: median {found.median:6.1f} us, mean {found.mean:6.1f} us{launching}, "

@@ -30,7 +30,8 @@ def require_writable_folder(folder: Path, what: str, *, field: str, remedy: str 
 def require_writable_file(path: Path, what: str, *, field: str) -> None:
     """The same for one file, which need not exist and is not changed; ``what`` stands before its path in the message.
 
-    Raises :class:`UsageError`, for a folder and a device too.
+    Raises :class:`UsageError`, for a folder, a device and a file that is read-only too: to replace it takes no right to
+    write it, but whoever made it so wants to keep it.
     """
     with _refusing(f"{what} {path} cannot be written", path, field, _ANOTHER_FILE):
         _try_file(path)
@@ -72,6 +73,8 @@ def _try_file(path: Path) -> Path:
     """The file itself, where the path is a link to one."""
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise OSError(f"it is {'a folder' if path.is_dir() else 'no regular file'}")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "it is read-only")
     target = Path(os.path.realpath(path))
     _try_folder(target.parent)
     return target

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,14 @@ from minisgl_core.files import require_writable_file, require_writable_folder, w
 
 def listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def both_to(path: Path) -> list[Callable[[], None]]:
+    """Trying the file out, and writing it."""
+    return [
+        partial(require_writable_file, path, "--out", field="--out"),
+        partial(write_whole, path, "{}", "--out", field="--out"),
+    ]
 
 
 def test_folders_are_made_and_nothing_is_left_in_them(tmp_path: Path) -> None:
@@ -63,14 +74,28 @@ def test_a_file_that_cannot_be_written_is_refused_by_both(tmp_path: Path, name: 
     (tmp_path / "file").touch()
     (tmp_path / "null").symlink_to("/dev/null")
     path = tmp_path / name
-    for attempt in (
-        lambda: require_writable_file(path, "--out", field="--out"),
-        lambda: write_whole(path, "{}", "--out", field="--out"),
-    ):
+    for attempt in both_to(path):
         with pytest.raises(UsageError) as caught:
             attempt()
         assert str(caught.value).startswith(f"--out {path} cannot be written: {why}; name a file in a folder")
     assert listing(tmp_path) == ["file", "null"]
+
+
+def test_a_file_that_is_read_only_is_refused_by_both_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "rows.json", tmp_path / "other.json"
+    for each in (path, other):
+        each.write_text("old")
+
+    def refuses(target: Path, mode: int) -> bool:  # as the system does for anyone but root, who may write any file
+        return not (target == path and mode == os.W_OK)
+
+    monkeypatch.setattr(os, "access", refuses)
+    for attempt in both_to(path):
+        with pytest.raises(UsageError, match=r"--out .*rows\.json cannot be written: it is read-only; name a file"):
+            attempt()
+    for attempt in both_to(other):
+        attempt()
+    assert (path.read_text(), other.read_text()) == ("old", "{}")
 
 
 def test_a_full_disk_leaves_the_old_content_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
