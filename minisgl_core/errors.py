@@ -24,7 +24,9 @@ __all__ = [
 
 _SAME: Final = 0.8
 """How similar two words are, of which one is the other with a slip."""
-_WORDS: Final = re.compile(r"[^_.:-]+")
+_BREAKS: Final = r"_.:+\s()-"
+"""Between words, also of names that are phrases, such as ``attention fa+flashinfer``."""
+_WORDS: Final = re.compile(f"[^{_BREAKS}]+")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -56,7 +58,7 @@ def _shared_words(names: Sequence[str]) -> str:
     """The beginning that all have in common, up to the end of a word."""
     ends = zip(min(names), max(names), strict=False)  # what these two share, all between them share
     shared = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
-    match = re.match(r".*[_.:-]", shared)
+    match = re.match(f".*[{_BREAKS}]", shared)
     return match[0] if match else ""
 
 

@@ -50,8 +50,10 @@ def test_rows_are_chosen_by_name_first_word_and_part() -> None:
     parts = [choose_variants([], (number, 3)) for number in (1, 2, 3)]
     assert sorted(v.name for part in parts for v in part) == sorted(v.name for v in VARIANTS)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    with pytest.raises(UsageError, match="did you mean 'overlap'"):
-        choose_variants(["overlapp"])
+    for name, meant in (("overlapp", "overlap"), ("fa", "attention fa"), ("loop", "moe loop (no graphs)")):
+        with pytest.raises(UsageError) as caught:
+            choose_variants([name])
+        assert str(caught.value) == f"no row {name!r}; did you mean {meant!r}?"
 
 
 def test_a_variant_changes_one_thing() -> None:

@@ -23,6 +23,9 @@ from minisgl_core.errors import UsageError, nearest
         ("M_TP", ["M_TP_SIZE", "M_DTYPE"], "M_TP_SIZE"),
         ("M_GRAPH", ["M_CUDA_GRAPH_MAX_BS", "M_BACKEND_GRAPH"], "M_BACKEND_GRAPH"),
         ("plugin", ["plugins", "new-plugin"], "plugins"),
+        ("loop", ["moe loop (no graphs)", "chunk 2048"], "moe loop (no graphs)"),
+        ("fa", ["attention flashinfer", "attention fa", "attention fa+flashinfer", "kv torch"], "attention fa"),
+        ("cuda_decode", ["attention fa+cuda_decode", "attention fa", "kv cpp"], "attention fa+cuda_decode"),
         ("cache_size", ["page_size", "cache"], "page_size"),
     ],
 )
