@@ -258,7 +258,9 @@ def whole(work: Work, tiling: Tiling) -> tuple[float, torch.Tensor]:
     """(seconds per layer of the executor itself, the first layer's result)."""
     g = work.geometry
     dtype = getattr(torch, g.dtype)
-    setup = MoESetup(work.x.device, dtype, g.experts, g.top_k, g.hidden, g.inner, LAYERS, work.tokens)
+    setup = MoESetup(
+        work.x.device, dtype, g.experts, g.top_k, g.hidden, g.inner, LAYERS, work.tokens, platform=CudaPlatform(0)
+    )
     moe = FusedMoE(setup)
     run = moe._run_grouped if tiling.grouped else moe._run_pairs
 
