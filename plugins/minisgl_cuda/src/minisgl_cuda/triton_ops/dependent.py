@@ -32,16 +32,20 @@ def wait_for_previous_kernel(DEPENDENT: tl.constexpr):
 
 
 def dependent_launch(sm: int, wanted: bool | None) -> bool:
-    """What was asked for, or by default what is possible. Raises :class:`CannotRun`."""
+    """What was asked for, or by default what is possible. ``sm``: 90 for 9.0; 0 if no GPU was told.
+
+    Raises :class:`CannotRun`.
+    """
     possible = DEPENDENT_LAUNCH and sm >= 90
     if wanted is None or not wanted or possible:
         return possible if wanted is None else wanted
+    gpu = f"{sm // 10}.{sm % 10}" if sm else "no GPU told"
     raise CannotRun(
         Reason(
             code="unsupported-option",
             field="dependent_launch",
             wanted="a GPU of compute capability 9.0, and a Triton with dependent launches",
-            supported=f"{sm // 10}.{sm % 10}, and Triton {'has' if DEPENDENT_LAUNCH else 'lacks'} them",
+            supported=f"{gpu}, and Triton {'has' if DEPENDENT_LAUNCH else 'lacks'} them",
             fix="leave it out",
         )
     )
