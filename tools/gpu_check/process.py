@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -28,6 +29,8 @@ START_LIMIT_S: Final = 180.0
 """Until a child has imported what it needs and listed the checks."""
 END_LIMIT_S: Final = 10.0
 """Until the threads have noticed that their children are gone."""
+MOMENT_S: Final = 10.0
+"""A session that costs no more delays nobody."""
 OUT_OF_TIME: Final = "the time budget of the whole run ended"
 PROGRAM: Final = Path(__file__).resolve().parent
 
@@ -59,12 +62,20 @@ def sessions_of(checks: Iterable[Check]) -> dict[str, list[Check]]:
 
 
 def in_turn(sessions: Iterable[list[Check]], jobs: int) -> tuple[deque[list[Check]], deque[list[Check]]]:
-    """Those to run by themselves, and the others: the longest first, so that none is what all wait for in the end."""
+    """Those to run by themselves, and the others: the longest first, so that none is what all wait for in the end.
+
+    Before them, as they are listed, those of a moment: a short budget must not end before they begin.
+    """
+
+    def turn(session: list[Check]) -> float:
+        cost = sum(check.seconds for check in session)
+        return -math.inf if cost <= MOMENT_S else -cost
+
     by_itself, together = deque[list[Check]](), deque[list[Check]]()
     for session in sessions:
         (by_itself if any(check.alone for check in session) else together).append(session)
     if jobs > 1:
-        together = deque(sorted(together, key=lambda session: -sum(check.seconds for check in session)))
+        together = deque(sorted(together, key=turn))
     return by_itself, together
 
 
