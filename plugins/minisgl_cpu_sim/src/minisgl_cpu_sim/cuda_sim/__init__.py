@@ -14,7 +14,8 @@ the thread, and the buffer's name:
   for a read that two later readers have hidden;
 - shared memory that is read before anything was written to it;
 - ``store_remote`` into a block that may not have started, or may have ended: only barriers of the cluster tell;
-- barriers and shuffles that not all threads reach, and steps of a cluster's barrier out of turn;
+- barriers and shuffles that not all threads reach, and steps of a cluster's barrier out of turn (this is stricter than
+  CUDA, whose barriers no longer wait for threads that have ended);
 - threads that spin for another thread.
 
 Not modelled: the time anything takes, ``printf``, textures, inline PTX, ``__device__`` variables that are written,
