@@ -8,11 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from minisgl_core import __version__
+from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import AnyValue, BackendSpec
 
 from .outside import Outsider
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "verify"]
 
-OUTSIDE_TIMEOUT_S = 300.0
+OUTSIDE_TIMEOUT_S: Final = 300.0
 """For one case in the throw-away process; the first may compile kernels."""
+SOME_NAMES: Final = 6
+"""At most, from all over the suite, for whoever asked for a case that it lacks."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,11 @@ def verify(
 ) -> Report:
     """Run every case of this backend's role and caps (those whose name holds ``only``), and time it.
 
-    ``started`` hears how many cases there are, ``finished`` of each as it ends.
+    ``started`` hears how many cases there are, ``finished`` of each as it ends. Raises :class:`UsageError` if no case's
+    name holds ``only``.
     """
     began = time.perf_counter()
-    cases = [case for case in cases_of(subject, rig, quick=quick) if only in case.name]
+    cases = _cases(subject, rig, quick, only)
     if started is not None:
         started(len(cases))
     outcomes = _run(subject, cases, rig, finished)
@@ -121,6 +125,18 @@ def verify(
         quick=quick,
         seconds=time.perf_counter() - began,
     )
+
+
+def _cases(subject: Subject, rig: Rig, quick: bool, only: str) -> list[Case]:
+    every = cases_of(subject, rig, quick=quick)
+    cases = [case for case in every if only in case.name]
+    if only and not cases:
+        some = ", ".join(case.name for case in every[:: len(every) // SOME_NAMES + 1])
+        values = " (--quick has fewer)" if quick else ""
+        raise UsageError(
+            f"no case's name holds {only!r}", field="--case", value=only, remedy=f"some of the names{values}: {some}"
+        )
+    return cases
 
 
 def _run(

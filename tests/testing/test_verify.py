@@ -125,3 +125,20 @@ def test_a_name_means_its_first_variant_that_runs_here(
 def test_names_that_mean_nothing(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", name, "--device", "cpu"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [((), "some of the names: contract/"), (("--quick",), "some of the names (--quick has fewer): ")],
+)
+def test_a_text_that_no_name_holds_is_refused_with_names(
+    extra: tuple[str, ...], names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["verify", "kv:torch", "--device", "cpu", *extra, "--case"]
+    assert main([*arguments, "nosuchcase"]) == 2
+    said = capsys.readouterr()
+    refused, _, told = said.err.partition("; ")
+    assert refused == "error: no case's name holds 'nosuchcase'" and told.startswith(names) and not said.out
+    *_, last = told.split(": ")[-1].strip().split(", ")
+    assert main([*arguments, last, "--json"]) == 0
+    assert last in {outcome["name"] for outcome in json.loads(capsys.readouterr().out)["outcomes"]}
