@@ -133,12 +133,13 @@ def _measure(
 def _print(mode: str, name: str, result: Result, against: str | None, peers: bool) -> None:
     from minisgl_core.bench.report import peer_figures, peer_rows
 
+    decodes = result.tpot_ms > 0  # else each request ended with its first token
     rows: list[tuple[str, str]] = [
-        ("tokens out per second", f"{result.tok_s:,.0f}"),
+        ("tokens out per second", f"{result.tok_s:,.0f}" if decodes else "-"),
         ("tokens in per second", f"{result.in_tok_s:,.0f}"),
         ("time to first token, median", f"{result.ttft_ms:.1f} ms"),
-        ("time per token after it, median", f"{result.tpot_ms:.3f} ms"),
-        ("host time per decode step", f"{result.host_us_per_step:.0f} us"),
+        ("time per token after it, median", f"{result.tpot_ms:.3f} ms" if decodes else "-"),
+        ("host time per decode step", f"{result.host_us_per_step:.0f} us" if decodes else "-"),
         ("device busy", f"{result.device_busy_share:.0%}"),
         ("share of the physical limit", f"{result.limit_share:.0%}"),
     ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+import torch
 
-from minisgl_core.bench import make_workload
-from minisgl_core.bench.limits import Ceilings, PassFacts, pass_seconds
+from minisgl_core.bench import limits, make_workload
+from minisgl_core.bench.limits import Ceilings, PassFacts, measure_ceilings, pass_seconds
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.bench.report import peer_rows
+from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.cli.app import main
 from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import MoEConfig, read_model_config
@@ -98,3 +101,16 @@ def test_every_mode_runs_on_a_cpu(mode: str, capsys: pytest.CaptureFixture[str])
 def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = bench(capsys, "prefill", "--requests", "1")
     assert code == 0 and "tokens in per second" in out and "share of the physical limit" in out
+    for what in ("tokens out per second", "time per token after it, median", "host time per decode step"):
+        assert re.search(rf"{what} +-$", out, re.MULTILINE), what  # there is none: each answer is one token
+
+
+def test_a_cpu_that_is_slow_in_half_precision_is_held_to_its_rate_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(platform: Any, call: Any) -> float:
+        if call.func is not torch.matmul:
+            return 1.0
+        return {torch.bfloat16: 60.0, torch.float32: 1.0}[call.args[0].dtype]
+
+    monkeypatch.setattr(limits, "_best_seconds", seconds)
+    assert measure_ceilings(CpuPlatform(), torch.bfloat16).flops_per_s == 2 * 1024**3
+    assert measure_ceilings(CpuPlatform(), torch.float32).flops_per_s == 2 * 1024**3
