@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from minisgl_core import __version__
 from minisgl_core.errors import UsageError
+from minisgl_core.files import require_writable_folder
 from minisgl_core.plugin_api import Role
 from minisgl_core.registry import Registry
 
@@ -128,7 +129,7 @@ def write_distribution(name: str, role: Role, folder: Path, registry: Registry) 
     """Write a distribution whose backend is ``role:name`` into ``folder``, which is made if need be.
 
     Raises :class:`UsageError` for a role without template, a name that is no lower-case Python name or is taken by an
-    installed package or backend, and a folder that holds anything.
+    installed package or backend, and a folder that cannot be written to or holds anything.
     """
     if role not in SCAFFOLDED_ROLES:
         raise UsageError(
@@ -139,7 +140,8 @@ def write_distribution(name: str, role: Role, folder: Path, registry: Registry) 
         )
     made = Scaffold(name, role, folder)
     _check_name(made, registry)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    require_writable_folder(folder, "the plugin", field="--out")
+    if any(folder.iterdir()):
         raise UsageError(
             f"{str(folder)!r} exists and is not an empty folder",
             field="--out",

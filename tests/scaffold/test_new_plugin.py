@@ -141,6 +141,18 @@ def test_an_empty_folder_may_be_given_and_nothing_is_overwritten(
     assert main([*arguments, str(tmp_path / "file")]) == 2
 
 
+@pytest.mark.parametrize("inside", [Path("file"), Path("file", "made"), Path("file", "new", "made"), Path("x" * 300)])
+def test_a_folder_that_cannot_be_made_is_refused_and_nothing_is_left(
+    inside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["new-plugin", "mine", "--role", "kv", "--out", str(tmp_path / inside)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: the plugin cannot be written to {str(tmp_path / inside)!r}: ")
+    assert error.endswith("; name a folder that you may write to\n")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "file"]
+
+
 @pytest.mark.parametrize(
     ("name", "role", "message"),
     [
