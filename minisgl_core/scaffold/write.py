@@ -22,7 +22,7 @@ from minisgl_core.registry import Registry
 
 __all__ = ["SCAFFOLDED_ROLES", "Scaffold", "write_distribution"]
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]*[a-z0-9]")
+_NAME: Final = re.compile(r"[a-z](_?[a-z0-9])*")
 _MEANS_ANY: Final = "auto"
 _USE: Final[Mapping[Role, tuple[str, ...]]] = {
     "attention": ("attention",),
@@ -157,8 +157,15 @@ def write_distribution(name: str, role: Role, folder: Path, registry: Registry) 
 
 def _check_name(made: Scaffold, registry: Registry) -> None:
     name = made.name
-    if not _NAME.fullmatch(name) or "__" in name or keyword.iskeyword(name) or name == _MEANS_ANY:
-        raise _bad_name(name, "is no name for a backend", "use lower-case letters, digits and single underscores")
+    if not _NAME.fullmatch(name):
+        remedy = "use lower-case letters, digits and single underscores, a letter first and no underscore last"
+        raise _bad_name(name, "is no name for a backend", remedy)
+    if len(name) == 1:
+        raise _bad_name(name, "is too short", "use two characters or more")
+    if keyword.iskeyword(name):
+        raise _bad_name(name, "is a keyword of Python", "choose another name")
+    if name == _MEANS_ANY:
+        raise _bad_name(name, "stands for any backend, wherever one is chosen", "choose another name")
     taken = [item for item in registry.candidates(made.role) if item.spec.name == name]
     if taken:
         raise _bad_name(name, f"is taken: {taken[0].distribution} offers {made.role}:{name}", "choose another name")
