@@ -120,9 +120,9 @@ def _measure(
     from minisgl_core.bench.session import open_session
 
     with open_session(config, settings.engine.tp_size) as session:
-        result = session.measure(workload, runs)
         plan, memory = session.plan, session.memory
-    click.echo(plan_line(plan), err=True)
+        click.echo(plan_line(plan), err=True)  # before the long part: it says what is about to be measured
+        result = session.measure(workload, runs)
     if as_json:
         print_json(result_json(workload, name, result, plan, memory))
     else:
