@@ -75,7 +75,8 @@ def ablate(
     for variant, message in supervised(target or measure_rows, job, (DEFAULT, *variants), limit_s):
         row = message
         if isinstance(message, Lost):
-            row = {"variant": variant.name, "mode": job.mode_of(variant), "error": message.why}
+            why = f"{message.why} (--row-limit)" if message.silent else message.why
+            row = {"variant": variant.name, "mode": job.mode_of(variant), "error": why}
         rate = row.get("rate")
         if variant == DEFAULT and rate:
             base[row["mode"]] = rate

@@ -32,9 +32,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Why an item did not finish."""
+    """Why an item did not finish. ``silent``: it was ended because nothing was heard of it."""
 
     why: str
+    silent: bool = False
 
 
 def supervised(
@@ -80,7 +81,7 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
 
 def _receive(process: Any, connection: Connection, limit_s: float) -> Any:
     if not connection.poll(None if math.isinf(limit_s) else limit_s):
-        return Lost(f"nothing was heard of it for {limit_s:.0f} s")
+        return Lost(f"nothing was heard of it for {limit_s:.0f} s", silent=True)
     try:
         return connection.recv()
     except EOFError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from minisgl_core.bench import make_workload
-from minisgl_core.bench.ablate import Job
+from minisgl_core.bench.ablate import Job, ablate
 from minisgl_core.bench.ablation_table import AblationTable
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.bench.plot import LABELS, WIDTH, bar_chart
@@ -21,6 +22,10 @@ from minisgl_core.cli.app import main
 from minisgl_core.engine import EngineConfig
 from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig.geometries import geometry
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from bench_targets import mute
 
 TINY = ("--geometry", "tiny", "--num-page-override", "9000", "--requests", "2", "--short")
 
@@ -145,6 +150,12 @@ def test_a_default_that_cannot_be_measured_is_an_error(capsys: pytest.CaptureFix
 
 FACTS = {"mode": "offline", "geometry": "tiny", "runs": 1, "device": "cpu", "versions": {"torch": "2.13.0"}}
 WORK = {"offline": {"requests": 2}}
+
+
+def test_a_row_that_is_given_up_says_by_which_option(tmp_path: Path) -> None:
+    config = EngineConfig(str(write_geometry(geometry("tiny"), tmp_path)), device="cpu", dummy_weights=True)
+    rows = list(ablate(Job(config, "latency", {}), (), limit_s=1.0, target=mute))
+    assert [row["error"] for row in rows] == ["nothing was heard of it for 1 s (--row-limit)"]
 
 
 def row(variant: str, rate: float, mode: str = "offline") -> dict[str, Any]:

@@ -40,4 +40,4 @@ def test_nothing_begins_after_the_deadline() -> None:
 def test_what_hangs_is_ended() -> None:
     heard = list(supervised(act, "job", ["hang", "last"], limit_s=30.0))
     assert [item for item, _ in heard] == ["hang", "hang", "last"]
-    assert heard[1][1] == Lost("nothing was heard of it for 30 s")
+    assert heard[1][1] == Lost("nothing was heard of it for 30 s", silent=True)

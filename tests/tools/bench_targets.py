@@ -10,7 +10,7 @@ from typing import Any
 
 from minisgl_core.bench.isolated import Finished
 
-__all__ = ["act"]
+__all__ = ["act", "mute"]
 
 
 def act(connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapping[str, Any]) -> None:
@@ -22,3 +22,8 @@ def act(connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapp
         if item == "hang":
             time.sleep(600)
         connection.send(Finished(suspect=item == "spoil"))
+
+
+def mute(connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapping[str, Any]) -> None:
+    """Nothing is ever heard of it."""
+    time.sleep(600)
