@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -68,7 +70,8 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
     ours, theirs = context.Pipe()
     switches = {switch.name: switch.value for switch in ENV.all()}
     process = context.Process(target=target, args=(theirs, job, items, switches), daemon=True)
-    process.start()
+    with _deaf_to_interrupts():
+        process.start()
     theirs.close()
     try:
         yield process, ours
@@ -77,6 +80,20 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
         ours.close()
         process.kill()
         process.join()
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ctrl-C in a terminal reaches every process: those that start meanwhile never hear it, and this one decides.
+
+    They inherit the mask, so that it holds while they import too. A Ctrl-C meanwhile arrives afterwards.
+    """
+    resource_tracker.ensure_running()  # to start it, as a process's start would, unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _receive(process: Any, connection: Connection, limit_s: float) -> Any:

@@ -20,6 +20,7 @@ from .output import print_json, print_table
 
 if TYPE_CHECKING:
     from minisgl_core.bench import Workload
+    from minisgl_core.bench.ablate import Row
     from minisgl_core.bench.ablation_table import AblationTable
     from minisgl_core.bench.variants import Variant
     from minisgl_core.engine import EngineConfig
@@ -116,17 +117,21 @@ def run_ablation(
     runs: int,
     as_json: bool,
 ) -> int:
-    """Measure, show and keep; exits with 1 if the default itself could not be measured."""
+    """Measure, show and keep; exits with 1 if the default itself could not be measured, with 130 after Ctrl-C."""
     from minisgl_core.bench.ablate import Job, ablate
     from minisgl_core.bench.ablation_table import AblationTable
 
     works = {each: workload.facts() for each, workload in workloads.items()}
     table = AblationTable(_facts(config, mode, name, tp_size, runs), works, ablation.out)
-    measured = []
-    for row in ablate(Job(config, mode, workloads, tp_size, runs), ablation.variants, ablation.row_limit):
-        measured.append(row)
-        click.echo(_line(row), err=True)  # before a file that changed meanwhile may end the run
-        table.add(row)
+    measured: list[Row] = []
+    try:
+        for row in ablate(Job(config, mode, workloads, tp_size, runs), ablation.variants, ablation.row_limit):
+            click.echo(_line(row), err=True)  # before a file that changed meanwhile may end the run
+            table.add(row)
+            measured.append(row)
+    except KeyboardInterrupt:
+        click.echo(f"\n{_interrupted(len(measured), ablation.out)}", err=True)  # a terminal shows ^C before it
+        return 130
     if as_json:
         print_json(table.content)
     else:
@@ -135,6 +140,13 @@ def run_ablation(
     if ablation.plot:
         _draw(table, mode, f"{mode}, {name}", ablation.plot)
     return 0 if "rate" in measured[0] else 1
+
+
+def _interrupted(measured: int, out: Path | None) -> str:
+    if not measured:
+        return "interrupted before the first row"
+    where = f"kept in {out}" if out else "shown above; --out keeps them"
+    return f"interrupted after {measured} row{'s' * (measured > 1)}, {where}"
 
 
 def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) -> dict[str, Any]:

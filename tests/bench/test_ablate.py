@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,35 @@ def test_a_row_that_is_given_up_says_by_which_option(tmp_path: Path) -> None:
     config = EngineConfig(str(write_geometry(geometry("tiny"), tmp_path)), device="cpu", dummy_weights=True)
     rows = list(ablate(Job(config, "latency", {}), (), limit_s=1.0, target=mute))
     assert [row["error"] for row in rows] == ["nothing was heard of it for 1 s (--row-limit)"]
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "said"),
+    [
+        ((), 0, "interrupted before the first row"),
+        ((), 1, "interrupted after 1 row, shown above; --out keeps them"),
+        (("--out", "rows.json"), 2, "interrupted after 2 rows, kept in rows.json"),
+    ],
+)
+def test_an_interrupt_says_where_the_rows_are(
+    options: tuple[str, ...],
+    rows: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any) -> Iterator[dict[str, Any]]:
+        yield from [row("default", 100.0), row("page 16", 90.0)][:rows]
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("minisgl_core.bench.ablate.ablate", interrupted)
+    assert main(["bench", "offline", *TINY, "--ablate", *options]) == 130
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.splitlines()[-1] == said
+    if options:
+        assert len(json.loads(Path("rows.json").read_text())["rows"]) == rows
 
 
 def row(variant: str, rate: float, mode: str = "offline") -> dict[str, Any]:

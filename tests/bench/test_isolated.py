@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -34,6 +35,12 @@ def test_each_item_is_heard_of_whatever_the_others_do() -> None:
 def test_nothing_begins_after_the_deadline() -> None:
     heard = list(supervised(act, "job", ["fine", "fine"], limit_s=60.0, deadline=time.monotonic()))
     assert heard == [("fine", Lost("no time was left"))] * 2
+
+
+def test_an_interrupt_is_for_the_parent_alone() -> None:
+    heard = [item for item, message in supervised(act, "job", ["interrupt", "last"], limit_s=120.0)]
+    assert heard == ["interrupt", "last"]  # a process that died of it would add a Lost
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -19,6 +20,8 @@ def act(connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapp
         connection.send((os.getpid(), job, switches["MINISGL_DISABLE_OVERLAP_SCHEDULING"]))
         if item == "die":
             os._exit(7)
+        if item == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
         if item == "hang":
             time.sleep(600)
         connection.send(Finished(suspect=item == "spoil"))
