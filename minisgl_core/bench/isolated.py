@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Final
+
+from tqdm import tqdm
 
 from minisgl_core.env import ENV
 
@@ -69,7 +72,7 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
     context = multiprocessing.get_context("spawn")  # a fork would inherit threads and, on a GPU, a driver in use
     ours, theirs = context.Pipe()
     switches = {switch.name: switch.value for switch in ENV.all()}
-    process = context.Process(target=target, args=(theirs, job, items, switches), daemon=True)
+    process = context.Process(target=_work, args=(target, theirs, job, items, switches), daemon=True)
     with _deaf_to_interrupts():
         process.start()
     theirs.close()
@@ -80,6 +83,13 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
         ours.close()
         process.kill()
         process.join()
+
+
+def _work(
+    target: Target, connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapping[str, Any]
+) -> None:
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which Python would call leaked after an end by force
+    target(connection, job, items, switches)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,24 @@ def test_each_item_is_heard_of_whatever_the_others_do() -> None:
     fine, spoil, die, last = (message[0] for message in said)
     assert fine == spoil  # a process is shared until something happens to it
     assert len({spoil, die, last}) == 3
+
+
+_DIES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from bench_targets import act
+from minisgl_core.bench.isolated import supervised
+if __name__ == "__main__":
+    print([type(message).__name__ for _, message in supervised(act, "job", ["die"], limit_s=120.0)])
+"""
+
+
+def test_a_process_that_dies_leaves_no_semaphore_of_a_progress_bar(tmp_path: Path) -> None:
+    script = tmp_path / "dies.py"
+    script.write_text(_DIES)
+    arguments = [sys.executable, str(script), str(Path(__file__).parents[1] / "tools")]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("['tuple', 'Lost']\n", "")
 
 
 def test_nothing_begins_after_the_deadline() -> None:

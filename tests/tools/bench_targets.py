@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
+
+from tqdm import tqdm
 
 from minisgl_core.bench.isolated import Finished
 
@@ -19,6 +22,7 @@ def act(connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapp
     for item in items:
         connection.send((os.getpid(), job, switches["MINISGL_DISABLE_OVERLAP_SCHEDULING"]))
         if item == "die":
+            tqdm(disable=False, file=io.StringIO())
             os._exit(7)
         if item == "interrupt":
             os.kill(os.getpid(), signal.SIGINT)
