@@ -23,6 +23,8 @@ class Workload:
     outputs: tuple[int, ...]
     temperature: float
     keep_cache: bool = False
+    seed: int = 0
+    """That it was drawn with"""
 
     @property
     def tokens_in(self) -> int:
@@ -39,7 +41,12 @@ class Workload:
 
     def facts(self) -> dict[str, int]:
         """What its figures depend on, as JSON data."""
-        return {"requests": len(self.prompts), "tokens_in": self.tokens_in, "tokens_out": self.tokens_out}
+        return {
+            "seed": self.seed,
+            "requests": len(self.prompts),
+            "tokens_in": self.tokens_in,
+            "tokens_out": self.tokens_out,
+        }
 
     def shortened(self, by: int) -> Workload:
         """About a part of the work, of the same kind: outputs ``by`` times shorter; fewer requests where each has one
@@ -106,4 +113,4 @@ def make_workload(mode: str, seed: int = 0, requests: int | None = None) -> Work
         hint = nearest(mode, WORKLOADS) or f"the modes are {', '.join(WORKLOADS)}"
         raise UsageError(f"unknown benchmark mode {mode!r}", field="mode", value=mode, remedy=hint)
     draw, usual = WORKLOADS[mode]
-    return draw(Random(seed), requests or usual)
+    return replace(draw(Random(seed), requests or usual), seed=seed)

@@ -73,7 +73,7 @@ def test_shorter_work_is_of_the_same_kind() -> None:
     offline, prefill = make_workload("offline"), make_workload("prefill")
     short = offline.shortened(4)
     assert short.prompts == offline.prompts and short.outputs[:2] == tuple(-(-n // 4) for n in offline.outputs[:2])
-    assert prefill.shortened(4).facts() == {"requests": 16, "tokens_in": 16 * 1024, "tokens_out": 16}
+    assert prefill.shortened(4).facts() == {"seed": 0, "requests": 16, "tokens_in": 16 * 1024, "tokens_out": 16}
 
 
 def test_a_warm_up_keeps_the_batch_sizes_and_what_hits_the_cache() -> None:
@@ -320,6 +320,8 @@ def test_two_runs_of_the_command_share_a_file(
         assert main([*call, "--rows", "overlap", *changed]) == 2
         assert "cannot be added to: default there: plan " in capsys.readouterr().err
     monkeypatch.delenv("MINISGL_DISABLE_OVERLAP_SCHEDULING")
+    assert main([*call, "--rows", "overlap", "--bench-seed", "3"]) == 2  # as many tokens, but others
+    assert "cannot be added to: work of prefill there: seed 0, " in capsys.readouterr().err
     namesake = write_geometry(replace(geometry("tiny"), vocab_size=1024), tmp_path / "tiny")
     arguments = [str(namesake) if each == "tiny" else each.replace("--geometry", "--model") for each in call]
     assert main(arguments) == 2

@@ -29,7 +29,7 @@ def test_every_mode_is_measured_kept_and_can_be_divided(tmp_path: Path) -> None:
     assert list(content["results"]) == names and content["errors"] == {} and content["starts_s"]["tiny"] > 0
     for result in content["results"].values():
         assert len(result["runs"]) == 2 and result["plan"]["format"] == 1 and result["memory"]["pool"] > 0
-    assert content["results"][names[0]]["workload"] == {"requests": 1, "tokens_in": 128, "tokens_out": 512}
+    assert content["results"][names[0]]["workload"] == {"seed": 0, "requests": 1, "tokens_in": 128, "tokens_out": 512}
     divided = tmp_path / "divided"
     assert script("--split", str(combined), "--out", str(divided)).returncode == 0
     assert json.loads((divided / names[1]).read_text()) == content["results"][names[1]]
