@@ -32,7 +32,7 @@ PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 .PHONY: help
 help:  ## Print this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # The environment. Stamps live in it: removing it removes them, and nothing is installed twice.
 
@@ -93,6 +93,7 @@ lint: $(VENV)/.dev  ## Check format, style, types and the architecture
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy tools/gpu_check
+	$(BIN)/mypy tools/config_page.py
 	$(BIN)/lint-imports
 
 .PHONY: format
@@ -109,6 +110,10 @@ wheels: $(VENV)/.made  ## Build the wheel of every package into dist/
 .PHONY: docs
 docs: $(VENV)/.docs  ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: config-page
+config-page: $(VENV)/.dev  ## Write the tables of docs/configuration.md from the settings themselves
+	$(BIN)/python tools/config_page.py
 
 .PHONY: clean
 clean:  ## Remove what was built; the environment stays

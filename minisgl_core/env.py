@@ -26,6 +26,11 @@ class EnvVar(Generic[T]):
         self._set: list[T] = []
 
     @property
+    def default(self) -> T:
+        """Where neither the program nor the environment says anything."""
+        return self._default()
+
+    @property
     def value(self) -> T:
         """Raises :class:`ConfigError`, naming the variable, for text that cannot be read."""
         if self._set:

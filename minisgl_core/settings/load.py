@@ -16,7 +16,7 @@ from minisgl_core.plugin_api import OP_NAMES, ROLES
 from .schema import SECTIONS, DebugSettings, EngineSettings, ModelSettings, ServerSettings, Settings
 from .sources import CONFIG_VARIABLE, PREFIX, Given, parse_backend_flags, plugin_lists, read_file, split_list
 
-__all__ = ["flag_name", "load_settings", "variable_name"]
+__all__ = ["backend_variables", "flag_name", "load_settings", "variable_name"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -98,15 +98,15 @@ def _variables() -> dict[str, tuple[str, str]]:
     return {variable_name(name, key): (name, key) for name, model in SECTIONS.items() for key in model.model_fields}
 
 
-def _backend_variables() -> dict[str, str]:
-    """``ROLE`` or ``ROLE.PART`` by environment variable."""
+def backend_variables() -> dict[str, str]:
+    """``ROLE`` or ``ROLE.PART``, as ``--backend`` takes it, by environment variable."""
     parts = [f"{role}.{part}" for role, names in _PARTS.items() for part in names]
     return {f"{PREFIX}BACKEND_{key.replace('.', '_').upper()}": key for key in (*ROLES, *parts)}
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     known = {CONFIG_VARIABLE, f"{PREFIX}PLUGINS_ALLOW", f"{PREFIX}PLUGINS_DENY"}
-    known |= _variables().keys() | _backend_variables().keys() | {item.name for item in ENV.all()}
+    known |= _variables().keys() | backend_variables().keys() | {item.name for item in ENV.all()}
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             raise ConfigError(
@@ -192,7 +192,7 @@ def _backends(
     chosen: dict[str, Any] = {role: value for role, value in table.items() if role not in ("options", _SHADOW)}
     _check_choice(chosen, file)
     from_environment = {
-        key: split_list(environ[name]) for name, key in _backend_variables().items() if environ.get(name)
+        key: split_list(environ[name]) for name, key in backend_variables().items() if environ.get(name)
     }
     for source in (from_environment, parse_backend_flags(flags)):
         for key, names in sorted(source.items()):

@@ -10,11 +10,12 @@ __all__ = ["FusedMoEOptions"]
 
 
 class FusedMoEOptions(BaseModel):
-    """``tiles``: a folder of tile tables of your own, asked before those that come with the package."""
+    """Where tile sizes are looked up."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tiles: DirectoryPath | None = None
+    """A folder of tile tables of your own, asked before those that come with the package."""
 
     @property
     def folders(self) -> tuple[Path, ...]:

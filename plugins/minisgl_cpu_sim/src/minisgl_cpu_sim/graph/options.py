@@ -8,8 +8,9 @@ __all__ = ["EmulatedGraphOptions"]
 
 
 class EmulatedGraphOptions(BaseModel):
-    """``strict``: check every replay against the step itself and the host's records; several times slower."""
+    """How recorded steps are replayed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     strict: bool = False
+    """Check every replay against the step itself and the host's records; several times slower."""
