@@ -12,6 +12,7 @@ from minisgl_core.errors import UsageError
 from minisgl_core.files import write_whole
 
 from .ablate import Row
+from .facts import differences, plan_of_old_file
 from .variants import DEFAULT, VARIANTS
 
 __all__ = ["AblationTable"]
@@ -42,11 +43,18 @@ class AblationTable:
         if path is None or not path.exists():
             return
         kept = _read(path)
-        for name, value in self._facts.items():
-            _check_same(path, name, kept.get(name), value)
-        for mode, facts in self._workloads.items():
-            if mode in kept["workloads"]:
-                _check_same(path, f"work of {mode}", kept["workloads"][mode], facts)
+        works = {mode: facts for mode, facts in self._workloads.items() if mode in kept["workloads"]}
+        found = differences(
+            {**_up_to_date(kept, self._facts), **{_work(mode): kept["workloads"][mode] for mode in works}},
+            {**self._facts, **{_work(mode): facts for mode, facts in works.items()}},
+        )
+        if found:
+            raise UsageError(
+                f"{_FIELD} {path} holds an ablation that this cannot be added to: {found}",
+                field=_FIELD,
+                value=str(path),
+                remedy="name another file, or remove it",
+            )
         self._workloads = {**kept["workloads"], **self._workloads}
         self._rows = {(row["variant"], row["mode"]): row for row in kept["rows"]}
 
@@ -85,6 +93,10 @@ class AblationTable:
             write_whole(self._path, json.dumps(self.content, indent=1) + "\n", _FIELD, field=_FIELD)
 
 
+def _work(mode: str) -> str:
+    return f"work of {mode}"
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -102,19 +114,11 @@ def _read(path: Path) -> dict[str, Any]:
     )
 
 
-def _check_same(path: Path, name: str, kept: object, mine: object) -> None:
-    if kept != mine:
-        differs = f"{name} there: {_told(kept)}; here: {_told(mine)}"
-        raise UsageError(
-            f"{_FIELD} {path} holds an ablation that this cannot be added to: {differs}",
-            field=_FIELD,
-            value=str(path),
-            remedy="name another file, or remove it",
-        )
-
-
-def _told(value: object) -> str:
-    """Without braces and quotes; nothing, where an old file does not say it."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_told(item)}" for key, item in value.items())
-    return "not told" if value is None else str(value)
+def _up_to_date(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
+    """A file that says of its plan the digest alone, as one of today would be."""
+    default, current = kept.get("default"), mine.get("default")
+    if not (isinstance(default, dict) and isinstance(current, Mapping) and isinstance(default.get("plan"), str)):
+        return dict(kept)
+    told = (row.get("plan") for row in kept["rows"] if row["variant"] == DEFAULT.name)
+    served = next((plan for plan in told if isinstance(plan, Mapping)), {})
+    return {**kept, "default": {**default, "plan": plan_of_old_file(default["plan"], served, current["plan"])}}

@@ -151,6 +151,7 @@ def _interrupted(measured: int, out: Path | None) -> str:
 
 def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) -> dict[str, Any]:
     """What all rows of one table must have in common, beside the work."""
+    from minisgl_core.bench.facts import plan_facts
     from minisgl_core.bench.report import versions
     from minisgl_core.engine.planning import make_plan
     from minisgl_core.modelconfig import read_model_config
@@ -173,7 +174,7 @@ def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) 
         "device": device.name or str(device),
         "tp_size": tp_size,
         "default": {
-            "plan": make_plan(config, model).digest(),
+            "plan": plan_facts(make_plan(config, model)),
             "cache": config.cache,
             "max_prefill_tokens": config.max_prefill_tokens,
             "max_running_req": config.max_running_req,

@@ -223,11 +223,11 @@ def test_two_runs_at_once_lose_no_row(tmp_path: Path) -> None:
 def test_of_two_runs_at_once_the_one_of_something_else_is_refused_before_any_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     first = AblationTable(FACTS, WORK, path)
-    with pytest.raises(UsageError, match="geometry there: tiny; here: tiny-moe"):
+    with pytest.raises(UsageError, match="geometry is tiny there and tiny-moe here"):
         AblationTable({**FACTS, "geometry": "tiny-moe"}, WORK, path)
     path.unlink()
     other = AblationTable({**FACTS, "geometry": "tiny-moe"}, WORK, path)
-    with pytest.raises(UsageError, match="geometry there: tiny-moe; here: tiny"):
+    with pytest.raises(UsageError, match="geometry is tiny-moe there and tiny here"):
         first.add(row("default", 100))
     assert json.loads(path.read_text()) == other.content
 
@@ -264,11 +264,14 @@ def test_rows_are_in_the_order_of_a_whole_ablation_with_or_without_a_file() -> N
 @pytest.mark.parametrize(
     ("facts", "work", "message"),
     [
-        ({"geometry": "tiny-moe"}, WORK, "geometry there: tiny; here: tiny-moe"),
-        ({"device": "NVIDIA H200"}, WORK, "device there: cpu; here: NVIDIA H200"),
-        ({"versions": {"torch": "2.14.0"}}, WORK, "versions there: torch 2.13.0; here: torch 2.14.0"),
-        ({"tp_size": 2}, WORK, "tp_size there: not told; here: 2"),
-        ({}, {"offline": {"requests": 3}}, "work of offline there: requests 2; here: requests 3"),
+        ({"geometry": "tiny-moe"}, WORK, "geometry is tiny there and tiny-moe here"),
+        (
+            {"device": "NVIDIA H200", "versions": {"torch": "2.14.0"}},
+            WORK,
+            "device is cpu there and NVIDIA H200 here; versions: torch is 2.13.0 there and 2.14.0 here",
+        ),
+        ({"tp_size": 2}, WORK, "tp_size is absent there and 2 here"),
+        ({}, {"offline": {"requests": 3}}, "work of offline: requests is 2 there and 3 here"),
     ],
 )
 def test_a_table_of_something_else_is_left_alone(
@@ -315,19 +318,23 @@ def test_two_runs_of_the_command_share_a_file(
     assert ">chunk 2048 *<" in drawn and ">overlap off<" in drawn and "default (* of another run)<" in drawn
     second = {row["variant"]: row for row in json.loads(out.read_text())["rows"]}
     assert second["chunk 2048"] == first["chunk 2048"] and second["default"] != first["default"]
-    for changed, overlap_off in ((("--page-size", "16"), "0"), (("--cuda-graph-max-bs", "4"), "0"), ((), "1")):
+    changes = (
+        (("--page-size", "16"), "0", "page_size is 1 there and 16 here"),
+        (("--backend", "kv=torch"), "0", "kv is cpu@minisgl-cpu-sim there and torch@minisgl-cpu-sim here"),
+        (("--max-prefill-tokens", "512"), "0", "max_prefill_tokens is 8192 there and 512 here"),
+        ((), "1", "overlap is on there and off here"),
+    )
+    for changed, overlap_off, said in changes:
         monkeypatch.setenv("MINISGL_DISABLE_OVERLAP_SCHEDULING", overlap_off)
         assert main([*call, "--rows", "overlap", *changed]) == 2
-        assert "cannot be added to: default there: plan " in capsys.readouterr().err
+        assert f"cannot be added to: {said}; name another file, or remove it" in capsys.readouterr().err
     monkeypatch.delenv("MINISGL_DISABLE_OVERLAP_SCHEDULING")
     assert main([*call, "--rows", "overlap", "--bench-seed", "3"]) == 2  # as many tokens, but others
-    assert "cannot be added to: work of prefill there: seed 0, " in capsys.readouterr().err
+    assert "cannot be added to: work of prefill: seed is 0 there and 3 here; name" in capsys.readouterr().err
     namesake = write_geometry(replace(geometry("tiny"), vocab_size=1024), tmp_path / "tiny")
     arguments = [str(namesake) if each == "tiny" else each.replace("--geometry", "--model") for each in call]
     assert main(arguments) == 2
-    refusal = capsys.readouterr().err
-    same = "architecture Qwen3ForCausalLM, layers 2, hidden_size 64, intermediate_size 128, experts 0"
-    assert f"model there: {same}, vocab_size 512, random_weights True; here: {same}, vocab_size 1024" in refusal
+    assert "cannot be added to: model: vocab_size is 512 there and 1024 here; name" in capsys.readouterr().err
 
 
 def test_bars_by_hand() -> None:

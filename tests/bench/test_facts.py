@@ -1,0 +1,109 @@
+"""In what two measurements differ is told by the names of settings and backends, not by digests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl_core.bench.ablation_table import AblationTable
+from minisgl_core.bench.facts import differences, plan_facts
+from minisgl_core.errors import UsageError
+from minisgl_core.registry import Plan
+from minisgl_core.registry.plan import Bucket, Choice
+from minisgl_core.registry.query import Slot
+
+
+def _choice(role: Any, name: str, **more: Any) -> Choice:
+    return Choice(role, name, "", "minisgl-mine", more.pop("version", "1.0"), "mine:Class", **more)
+
+
+PLAN = Plan(
+    page_size=1,
+    kv_layout="NHD",
+    graph=False,
+    dtype="float32",
+    kv_dtype="float32",
+    tp_size=1,
+    device="cpu",
+    architecture="LlamaForCausalLM",
+    core_version="1.0",
+    buckets=(
+        Bucket(Slot("attention", phase="decode"), _choice("attention", "fast", options={"splits": 2})),
+        Bucket(Slot("kv"), _choice("kv", "fast")),
+    ),
+)
+
+
+def _with(slot: int, choice: Choice) -> Plan:
+    buckets = list(PLAN.buckets)
+    buckets[slot] = replace(buckets[slot], choice=choice)
+    return replace(PLAN, buckets=tuple(buckets))
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (replace(PLAN, page_size=16, graph=True), "page_size is 1 there and 16 here; graphs is off there and on here"),
+        (_with(1, _choice("kv", "slow")), "kv is fast@minisgl-mine there and slow@minisgl-mine here"),
+        (
+            _with(0, _choice("attention", "fast", options={"splits": 4})),
+            'options."attention:fast": splits is 2 there and 4 here',
+        ),
+        (_with(0, _choice("attention", "fast")), 'options."attention:fast" is splits 2 there and absent here'),
+        (_with(1, _choice("kv", "fast", version="1.1")), "minisgl-mine version is 1.0 there and 1.1 here"),
+        (replace(PLAN, buckets=PLAN.buckets[:1]), "kv is fast@minisgl-mine there and absent here"),
+    ],
+)
+def test_of_two_plans_the_choices_are_told(other: Plan, told: str) -> None:
+    there, here = ({"default": {"plan": plan_facts(plan), "cache": "radix"}} for plan in (PLAN, other))
+    assert differences(there, here) == told
+    assert differences(here, here) == ""
+
+
+def test_digests_are_told_where_nothing_else_differs() -> None:
+    other = replace(PLAN, fallbacks=("kv: the first cannot run",))
+    there, here = {"plan": plan_facts(PLAN)}, {"plan": plan_facts(other)}
+    told = f"plan is {PLAN.digest()} there and {other.digest()} here (what else is kept of it is the same)"
+    assert differences(there, here) == told
+
+
+def test_more_than_six_differences_are_counted() -> None:
+    names = "abcdefgh"
+    told = differences(dict.fromkeys(names, 1), dict.fromkeys(names, None))
+    assert told.startswith("a is 1 there and unset here; b is ") and told.endswith(
+        "f is 1 there and unset here; and 2 more"
+    )
+
+
+OLD = {"mode": "offline", "default": {"plan": "0123456789abcdef", "cache": "radix"}, "workloads": {"offline": {}}}
+DEFAULT_ROW = {"variant": "default", "mode": "offline", "rate": 1.0, "relative": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"plan": {"kv": "slow@minisgl-mine"}}, "kv is slow@minisgl-mine there and fast@minisgl-mine here; name"),
+        ({}, f"plan is 0123456789abcdef there and {PLAN.digest()} here (what else is kept of it is the same); name"),
+    ],
+)
+def test_a_file_that_has_digests_alone_tells_what_served_its_default(
+    tmp_path: Path, row: dict[str, Any], told: str
+) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({**OLD, "rows": [{**DEFAULT_ROW, **row}]}))
+    facts = {"mode": "offline", "default": {"plan": plan_facts(PLAN), "cache": "radix"}}
+    with pytest.raises(UsageError) as caught:
+        AblationTable(facts, {"offline": {}}, path)
+    assert told in str(caught.value)
+
+
+def test_a_file_with_the_same_digest_is_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    default = {"plan": PLAN.digest(), "cache": "radix"}
+    path.write_text(json.dumps({**OLD, "default": default, "rows": [DEFAULT_ROW]}))
+    table = AblationTable({"mode": "offline", "default": {"plan": plan_facts(PLAN), "cache": "radix"}}, {}, path)
+    assert table.rows == [DEFAULT_ROW] and table.content["default"]["plan"]["kv"] == "fast@minisgl-mine"
