@@ -19,6 +19,7 @@ from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.modelconfig import read_model_config
 
 from .isolated import Finished, Lost, Target, supervised
+from .report import one_line
 from .session import open_session, thrifty
 from .variants import DEFAULT, Variant
 
@@ -42,6 +43,8 @@ rate). Measured: ``rate`` (tokens per second: in for prefill, out for the rest) 
 """
 WARM_UP: Final = 8
 """A row's warm-up is this much shorter than its work."""
+LONGEST_ERROR: Final = 4000
+"""Characters of an error that are kept: all reasons against a backend, but not all that a compiler says"""
 REFUSALS: Final = (BackendError, ConfigError)
 """What is raised before anything has run."""
 
@@ -96,7 +99,7 @@ def measure_rows(connection: Connection, job: Job, variants: tuple[Variant, ...]
                 connection.send({"variant": variant.name, **row})
         except Exception as error:  # the table must show the others all the same
             suspect = not isinstance(error, REFUSALS)
-            text = " ".join(str(error).split())[:400] or type(error).__name__
+            text = one_line(str(error), LONGEST_ERROR) or type(error).__name__
             connection.send({"variant": variant.name, "mode": job.mode_of(variant), "error": text})
         connection.send(Finished(suspect))
 

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from .measure import Result
     from .workloads import Workload
 
-__all__ = ["as_json", "peer_figures", "peer_rows", "versions"]
+__all__ = ["as_json", "one_line", "peer_figures", "peer_rows", "versions"]
 
 _PEER_COLUMNS = {"offline": "tok_s", "latency": "tpot_ms", "prefill": "in_tok_s"}
 """The figure that each mode is compared by."""
+_CUT: Final = " ..."
 
 
 def versions() -> dict[str, str]:
@@ -68,3 +69,13 @@ def peer_rows(mode: str, geometry: str, only: str | None = None) -> list[tuple[s
         if figure is not None and only in (None, name):
             rows.append((name, float(figure)))
     return rows
+
+
+def one_line(text: str, limit: int) -> str:
+    """The text with single spaces, of at most ``limit`` characters: a longer one ends behind a word, and says so."""
+    line = " ".join(text.split())
+    if len(line) <= limit:
+        return line
+    room = limit - len(_CUT)
+    words, space, _ = line[: room + 1].rpartition(" ")
+    return (words.rstrip(",;:") if space else line[:room]) + _CUT

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Ablation", "ablation_options", "run_ablation"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_WIDEST: Final = 240
+"""Characters of an error in the table; the line that a row has as soon as it is there, and JSON, have all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +192,10 @@ def _title(row: Mapping[str, Any], mode: str) -> str:
 
 
 def _cells(row: Mapping[str, Any], mode: str, other_default: float | None) -> tuple[str, str, str, str]:
+    from minisgl_core.bench.report import one_line
+
     if "rate" not in row:
-        return _title(row, mode), "-", "-", row.get("note") or row["error"]
+        return _title(row, mode), "-", "-", one_line(row.get("note") or row["error"], _WIDEST)
     relative = "-" if row["relative"] is None else f"{row['relative']:.2f}"
     if other_default is not None:
         relative += f" (of {other_default:,.0f})"

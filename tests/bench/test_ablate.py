@@ -17,6 +17,7 @@ from minisgl_core.bench.ablate import Job, ablate
 from minisgl_core.bench.ablation_table import AblationTable
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.bench.plot import LABELS, WIDTH, bar_chart
+from minisgl_core.bench.report import one_line
 from minisgl_core.bench.session import thrifty
 from minisgl_core.bench.variants import DEFAULT, VARIANTS, Variant, choose_variants
 from minisgl_core.cli.app import main
@@ -115,7 +116,8 @@ def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     cache = found["prefix-cache off", "shared-prefix"]
     assert cache["relative"] == pytest.approx(cache["rate"] / base) and cache["changed"] == {}
     assert found["page 16", "offline"]["changed"]["page_size"] == "16" and found["overlap off", "offline"]["rate"] > 0
-    assert "cuda" in found["attention fa", "offline"]["error"]
+    refused = found["attention fa", "offline"]["error"]  # with the reasons against every variant, and the remedy
+    assert "supported cuda" in refused and refused.endswith("what would allow it") and len(refused) > 400
     assert found["moe loop (no graphs)", "latency"]["note"] == "the model has no experts"
     assert found["chunk 8192", "offline"]["note"] == "the default is the same"
     unmeasured = [found[name, "offline"] for name in ("attention fa", "chunk 8192")]
@@ -140,6 +142,37 @@ def test_the_default_again_and_a_loop_over_experts_are_measured(capsys: pytest.C
     assert loop_row["changed"] == {"moe": "torch@minisgl-cpu-sim"}
     (loop,) = choose_variants(["moe"])
     assert loop.applied_to(EngineConfig("m")).cuda_graph_max_bs == 0  # elsewhere graphs would refuse it
+
+
+def test_a_long_error_ends_with_a_whole_word_in_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ", ".join(f"reason{number}" for number in range(100))
+    default = {**row("default", 100.0), "tpot_ms": 1.0}
+    rows = [default, {"variant": "page 16", "mode": "offline", "relative": None, "error": error}]
+    monkeypatch.setattr("minisgl_core.bench.ablate.ablate", lambda *_: iter(rows))
+    assert main(["bench", "offline", *TINY, "--ablate"]) == 0
+    printed = capsys.readouterr()
+    assert f"page 16, offline: {error}\n" in printed.err
+    cell = printed.out.splitlines()[-1].split("  ")[-1]
+    last = cell.removesuffix(" ...").rpartition(" ")[2]
+    assert cell.endswith(" ...") and 200 < len(cell) <= 240 and f"{last}, " in error
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "said"),
+    [
+        ("one  two\nthree", 13, "one two three"),
+        ("one two three", 12, "one two ..."),
+        ("one two three", 11, "one two ..."),
+        ("one, two three", 9, "one ..."),
+        ("one, two three", 8, "one ..."),
+        ("onetwothree", 8, "onet ..."),
+        ("", 8, ""),
+    ],
+)
+def test_one_line(text: str, limit: int, said: str) -> None:
+    assert one_line(text, limit) == said
 
 
 def test_a_default_that_cannot_be_measured_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
