@@ -16,6 +16,7 @@ from minisgl_core.modelconfig import ModelConfig, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
 from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, discover, wants_graph
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
+from minisgl_core.registry.records import told_exclusions
 from minisgl_core.settings.schema import Settings
 
 from .measured import calibration_json, print_calibration
@@ -131,6 +132,8 @@ def _print(answer: Explanation, subject: str) -> None:
         _print_candidates(slot.candidates)
     for plugin in answer.failures:
         click.echo(f"\nplugin {plugin.distribution} failed to load: {plugin.failure}")
+    for line in told_exclusions(answer.excluded):
+        click.echo(f"\n{line}: their backends are no candidates")
     for note in answer.notes:
         click.echo(f"\nnote: {note.distribution}: {note.text}")
 

@@ -87,6 +87,8 @@ class Explanation:
     """The page size that the candidates were judged at."""
     slots: tuple[SlotReport, ...]
     failures: tuple[PluginRecord, ...]
+    excluded: Mapping[str, str]
+    """Distributions that the config keeps out, each with the list: their backends are no candidates."""
     notes: tuple[Note, ...]
     remarks: tuple[str, ...]
     """What is to be told beside the plan; :func:`~minisgl_core.registry.resolve_plan` warns of it."""
@@ -99,6 +101,7 @@ class Explanation:
             "page_size": self.page_size,
             "slots": [item.to_json() for item in self.slots],
             "failed_plugins": {item.distribution: item.failure for item in self.failures},
+            "excluded_plugins": dict(self.excluded),
             "notes": {item.distribution: item.text for item in self.notes},
             "remarks": list(self.remarks),
         }
@@ -126,6 +129,7 @@ def explain(
         page_size=solution.joint.page_size,
         slots=tuple(reporter.slots()),
         failures=registry.failures(),
+        excluded=registry.excluded(),
         notes=registry.notes,
         remarks=remarks(query, solution),
     )

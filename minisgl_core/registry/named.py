@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from minisgl_core.errors import ConfigError
 from minisgl_core.plugin_api import ROLES, Role
 
+from .last_resorts import told_last_resorts
 from .query import ANY_KEY, PlanQuery, Slot, slots_of
 from .ranking import AUTO, selects
 from .records import Registry
@@ -79,8 +80,12 @@ def _means(named: Named, slot: Slot, registry: Registry) -> bool:
 
 
 def remarks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
-    """What is to be told beside this plan: a named graph runner that records nothing, and slow stand-ins."""
-    return (*_idle_graph_runner(query, solution), *told_stand_ins(query, solution))
+    """What is to be told beside this plan: a named graph runner that records nothing, slow stand-ins, last resorts."""
+    return (
+        *_idle_graph_runner(query, solution),
+        *told_stand_ins(query, solution),
+        *told_last_resorts(query, solution),
+    )
 
 
 def _idle_graph_runner(query: PlanQuery, solution: Solution) -> tuple[str, ...]:

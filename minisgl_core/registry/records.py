@@ -15,7 +15,7 @@ from minisgl_core.plugin_api import BackendSpec, Role
 
 from .guest import ProcessEndsError, as_guest
 
-__all__ = ["CORE", "Candidate", "Note", "PluginRecord", "Registry"]
+__all__ = ["CORE", "Candidate", "Note", "PluginRecord", "Registry", "told_exclusions"]
 
 CORE: Final = "minisgl-core"
 """The distribution of the core and of its built-in backends."""
@@ -109,6 +109,10 @@ class Registry:
         """The plugins that could not be loaded."""
         return tuple(plugin for plugin in self.plugins if plugin.failure)
 
+    def excluded(self) -> dict[str, str]:
+        """The list, ``allow`` or ``deny``, by each distribution that it keeps out: what these offer is not known."""
+        return {plugin.distribution: plugin.excluded for plugin in self.plugins if plugin.excluded}
+
     def restricted(self, allow: Sequence[str] | None, deny: Sequence[str]) -> Registry:
         """The plugins that the lists exclude are marked so and offer nothing.
 
@@ -137,6 +141,14 @@ class Registry:
                     caller(plan=plan)
             except (Exception, ProcessEndsError):
                 logger.exception("the plan observer of plugin %s failed", name)
+
+
+def told_exclusions(excluded: Mapping[str, str]) -> tuple[str, ...]:
+    """:meth:`Registry.excluded` for people, a text for each list."""
+    lists: dict[str, list[str]] = {}
+    for distribution, name in excluded.items():
+        lists.setdefault(name, []).append(distribution)
+    return tuple(f"plugins.{name} keeps out {', '.join(found)}" for name, found in sorted(lists.items()))
 
 
 def exclusion(distribution: str, allow: Sequence[str] | None, deny: Sequence[str]) -> str:

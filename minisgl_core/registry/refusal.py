@@ -9,7 +9,7 @@ from minisgl_core.errors import BackendError, UsageError, nearest
 from minisgl_core.plugin_api import Reason, Role
 
 from .query import PlanQuery, Slot
-from .records import Registry
+from .records import Registry, told_exclusions
 from .solve import Field, Solution
 
 __all__ = ["SEE_EXPLAIN", "UnknownBackendError", "refusal", "unknown_backend"]
@@ -54,9 +54,7 @@ def unknown_backend(role: Role, text: str, device_kind: str, registry: Registry)
     failed = [f"{plugin.distribution} ({plugin.failure})" for plugin in registry.failures()]
     if failed:
         parts.append(f"failed to load: {', '.join(failed)}")
-    excluded = [plugin.distribution for plugin in registry.plugins if plugin.excluded]
-    if excluded:
-        parts.append(f"excluded by plugins.allow or plugins.deny: {', '.join(excluded)}")
+    parts.extend(told_exclusions(registry.excluded()))
     parts.extend(f"{note.distribution}: {note.text}" for note in registry.notes)
     remedy = nearest(text, known)
     if not remedy:
@@ -88,7 +86,7 @@ def refusal(query: PlanQuery, solution: Solution, registry: Registry) -> Backend
         head = f"no plugin for {query.device.kind} is installed: pip install {' '.join(absent)}; {head}"
     failed = [f"plugin {plugin.distribution} failed to load: {plugin.failure}" for plugin in registry.failures()]
     return BackendError(
-        f"{head}: {'; '.join([*texts, *failed])}",
+        f"{head}: {'; '.join([*texts, *failed, *told_exclusions(registry.excluded())])}",
         field=fields[0].slot.label,
         value=fields[0].selection.names or None,
         remedy="" if absent else _remedy(query, fields, registry),
@@ -144,7 +142,8 @@ def _reasons(field: Field, query: PlanQuery, solution: Solution) -> str:
 
 def _remedy(query: PlanQuery, fields: Iterable[Field], registry: Registry) -> str:
     for field in fields:
-        if not field.ranked or all(_needs_install(reasons) for _, reasons in field.ranked):
+        kept_out = not registry.excluded().keys().isdisjoint(_WHERE[query.device.kind].get(field.slot.role, ()))
+        if kept_out or all(_needs_install(reasons) for _, reasons in field.ranked):
             return _install_for(field.slot, query, registry)
     return SEE_EXPLAIN
 
@@ -160,11 +159,9 @@ def _install_for(slot: Slot, query: PlanQuery, registry: Registry) -> str:
     return _pip(packages, registry) or SEE_EXPLAIN
 
 
-def _pip(packages: Iterable[str], registry: Registry) -> str:
+def _pip(packages: Sequence[str], registry: Registry) -> str:
     """How to get one of these; empty if all are here. What the lists of the config keep out need not be installed."""
-    here = {plugin.distribution for plugin in registry.plugins}
-    excluded = [plugin.distribution for plugin in registry.plugins if plugin.excluded]
-    kept_out = [package for package in packages if package in excluded]
-    if kept_out:
-        return f"let plugins.allow and plugins.deny load {' or '.join(kept_out)}"
-    return " or ".join(f"pip install {package}" for package in packages if package not in here)
+    here, lists = {plugin.distribution for plugin in registry.plugins}, registry.excluded()
+    changes = {"deny": "take {} out of plugins.deny", "allow": "add {} to plugins.allow"}
+    kept_out = [changes[lists[package]].format(package) for package in packages if package in lists]
+    return " or ".join(kept_out or [f"pip install {package}" for package in packages if package not in here])

@@ -99,6 +99,15 @@ def test_explain_answers_with_a_plan_or_with_the_reasons(capsys: pytest.CaptureF
     assert "no plan" in text and "> to allow it: cuda_graph_max_bs=0" in text
 
 
+def test_explain_names_the_list_that_keeps_a_plugin_out(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("minisgl_cpu_sim")
+    Path("minisgl.toml").write_text('[plugins]\ndeny = ["minisgl-cpu-sim"]\n')
+    assert main(["explain", "--geometry", "tiny", "--device", "cpu"]) == 1
+    text = capsys.readouterr().out
+    assert "; plugins.deny keeps out minisgl-cpu-sim; take minisgl-cpu-sim out of plugins.deny\n" in text
+    assert text.splitlines()[-3] == "plugins.deny keeps out minisgl-cpu-sim: their backends are no candidates"
+
+
 def test_explain_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("minisgl_cpu_sim")
     arguments = ["explain", "--geometry", "llama3-8b", "--device", "cpu", "--page-size", "16", "--dtype", "float32"]

@@ -9,6 +9,7 @@ from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import MultipleOf
 from minisgl_core.registry import DeviceFacts, PlanQuery, resolve_plan
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
+from minisgl_core.registry.records import told_exclusions
 
 CPU = DeviceFacts("cpu")
 
@@ -114,6 +115,7 @@ def test_an_explanation_is_plain_json(paged: None, world: Any, ask: Any) -> None
     data = json.loads(json.dumps(ask().to_json()))
     assert data["plan"]["page_size"] == 1 and data["error"] is None
     assert data["failed_plugins"] == {"broken": "ModuleNotFoundError: No module named 'never_there'"}
+    assert data["excluded_plugins"] == {}
     labels = [slot["slot"] for slot in data["slots"]]
     assert labels[:4] == ["attention.decode", "attention.prefill", "kv", "graph"]
     coarse = next(item for item in data["slots"][0]["candidates"] if item["backend"] == "coarse@p")
@@ -127,3 +129,15 @@ def test_explain_does_not_send_its_reader_to_explain(world: Any, make_spec: Any,
     assert error.startswith("no backend for attention.decode") and error.endswith("(dtype=float16 would do)")
     with pytest.raises(BackendError, match=r"; `minisgl explain` shows every candidate and what would allow it$"):
         resolve_plan(PlanQuery(make_model(), CPU, "bfloat16"), world.registry())
+
+
+def test_plugins_that_the_config_keeps_out_are_named(paged: None, world: Any, make_spec: Any, ask: Any) -> None:
+    world.plugin("q", make_spec("attention", "other"))
+    world.plugin("r", make_spec("kv", "other"))
+    answer = ask(deny=["q"])
+    assert answer.plan is not None and answer.to_json()["excluded_plugins"] == {"q": "deny"}
+    answer = ask(allow=["p"], deny=["q"])
+    assert answer.excluded == {"q": "deny", "r": "allow"}
+    assert told_exclusions(answer.excluded) == ("plugins.allow keeps out r", "plugins.deny keeps out q")
+    refused = ask(deny=["p", "r"])
+    assert refused.plan is None and refused.error.endswith("; plugins.deny keeps out p, r")

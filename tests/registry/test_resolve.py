@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minisgl_core.errors import BackendError, ConfigError
-from minisgl_core.plugin_api import Reason
+from minisgl_core.plugin_api import OneOf, Reason
 from minisgl_core.registry import DeviceFacts
 
 CPU = DeviceFacts("cpu")
@@ -81,8 +81,23 @@ def test_what_is_installed_is_not_to_be_installed(cpu_sim: None, resolve: Any) -
     with pytest.raises(BackendError, match=r"; `minisgl plugins` lists what is installed$") as refused:
         resolve(backends={"attention": "nope"})
     assert refused.value.exit_code == 2
-    with pytest.raises(BackendError, match=r"; let plugins\.allow and plugins\.deny load minisgl-cpu-sim$"):
-        resolve(deny=["minisgl-cpu-sim"])
+
+
+@pytest.mark.parametrize(
+    ("lists", "told", "remedy"),
+    [
+        ({"deny": ["minisgl-cpu-sim"]}, "plugins.deny keeps out minisgl-cpu-sim", "take {} out of plugins.deny"),
+        ({"allow": ["other"]}, "plugins.allow keeps out minisgl-cpu-sim", "add {} to plugins.allow"),
+    ],
+)
+def test_a_refusal_names_the_list_that_keeps_a_plugin_out(
+    cpu_sim: None, world: Any, make_spec: Any, resolve: Any, lists: dict[str, Any], told: str, remedy: str
+) -> None:
+    world.plugin("other", make_spec("attention", "wide", head_dims=OneOf(256)))
+    with pytest.raises(BackendError) as refused:
+        resolve(**lists)
+    assert str(refused.value).endswith(f"; {told}; {remedy.format('minisgl-cpu-sim')}")
+    assert str(refused.value).count("minisgl-cpu-sim") == 2
 
 
 def test_case_85_an_unknown_name_lists_what_is_installed_what_failed_and_how_to_install(
@@ -98,7 +113,7 @@ def test_case_85_an_unknown_name_lists_what_is_installed_what_failed_and_how_to_
         resolve(backends={"attention": "troch"})
     with pytest.raises(BackendError, match="no plugin offers the kv backend 'cpu@nobody'"):
         resolve(backends={"kv": "cpu@nobody"})
-    with pytest.raises(BackendError, match=r"excluded by plugins\.allow or plugins\.deny: minisgl-cpu-sim"):
+    with pytest.raises(BackendError, match=r"plugins\.deny keeps out minisgl-cpu-sim"):
         resolve(backends={"kv": "torch"}, deny=["minisgl-cpu-sim"])
 
 
