@@ -146,6 +146,8 @@ def told_type(schema: Mapping[str, Any]) -> str:
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if values:
         return _listed([f"`{json.dumps(value)}`" for value in values])
+    if schema.get("type") == "array":
+        return f"list of {told_type(schema['items'])}"
     if schema.get("format") == "directory-path":
         return "a folder"
     kind = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}[schema["type"]]

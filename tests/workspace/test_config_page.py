@@ -102,6 +102,7 @@ def test_a_page_without_the_marks_is_refused() -> None:
         ({"type": "number", "exclusiveMinimum": 0}, "number above 0"),
         ({"anyOf": [{"type": "integer"}, {"const": "auto", "type": "string"}]}, 'whole number or `"auto"`'),
         ({"anyOf": [{"enum": [1, 2, 4], "type": "integer"}, {"type": "null"}]}, "`1`, `2` or `4`"),
+        ({"items": {"enum": ["a", "b"], "type": "string"}, "type": "array"}, 'list of `"a"` or `"b"`'),
         ({"format": "directory-path", "type": "string"}, "a folder"),
     ],
 )
