@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from minisgl_cuda.kv_cpp import CudaKVKernels
 from minisgl_cuda.kv_cpp.launch import INDEX, STORE, UNITS
 from minisgl_cuda.launch import Kernel, Run, Shape
 from minisgl_cuda.ops_cpp import ACT, ADD_NORM, INSTANCES, NORM, ROPE
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers of several test files: sampled_rows
 
 
 class SimulatedLauncher:
@@ -59,6 +63,18 @@ def ops_program() -> SimulatedProgram:
 def simulated_ops(ops_program: SimulatedProgram) -> SimulatedLauncher:
     """A launcher for the layer operations."""
     return SimulatedLauncher(ops_program)
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling by as few programs as can be: the interpreter runs one after the other, and what all have to do first
+    takes it long.
+    """
+    from minisgl_cuda.triton_ops import sample
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(sample, "GATHERERS", 1)
+        monkeypatch.setattr(sample, "WEIGHERS", 1)
 
 
 @pytest.fixture

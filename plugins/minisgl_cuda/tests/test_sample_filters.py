@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,87 +12,20 @@ from hypothesis import strategies as st
 
 triton = pytest.importorskip("triton", reason="the Triton variant needs triton")
 import triton.language as tl  # noqa: E402
+from sampled_rows import DEVICE, EDGE, NEAR, ON_GPU, Found, Row, order_of, randn, run, scores  # noqa: E402
 
 from minisgl_core.testing import Rig, Subject, cases_of  # noqa: E402
-from minisgl_core.testing.ops_reference import gumbel  # noqa: E402
 from minisgl_cpu_sim.fakes import on_cpu  # noqa: E402
 from minisgl_cuda.plugin import minisgl_layer_ops  # noqa: E402
 from minisgl_cuda.triton_ops import sample as module  # noqa: E402
-from minisgl_cuda.triton_ops.filter import WEIGHED as STATE  # noqa: E402
 
-ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = [
     *([pytest.mark.gpu] if ON_GPU else []),
+    pytest.mark.usefixtures("few_programs"),
     # From numpy, inside the interpreter.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero|All-NaN slice) encountered"),
 ]
-VOCAB, WEIGHED = 151936, STATE.value
-EDGE = 1e-5
-"""A cumulative probability this near to top-p may fall on either side."""
-NEAR = 2e-3
-"""Scores that differ by less are a tie to float32 arithmetic."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one row asks for."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 7
-
-
-@dataclass(frozen=True)
-class Found:
-    """tokens (B,); per row the survivors (V,) bool, before top-p if that is open, and whether it is: left to trials;
-    whether the gathered tokens were enough.
-    """
-
-    tokens: list[int]
-    kept: list[np.ndarray]
-    open_p: list[bool]
-    settled: list[bool]
-
-
-@pytest.fixture(autouse=True)
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter runs one after the other, and what all have to do first takes it long."""
-    if not ON_GPU:
-        monkeypatch.setattr(module, "GATHERERS", 1)
-
-
-def order_of(x: np.ndarray) -> np.ndarray:
-    bits = (x.astype(np.float32) + np.float32(0)).view(np.int32)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-def run(logits: torch.Tensor, rows: list[Row]) -> Found:
-    """The operation in mode ``filtered``, looked into."""
-    made: list[tuple[torch.Tensor, ...]] = []
-    real = module.filter_rows
-
-    def noted(*args: Any) -> tuple[torch.Tensor, ...]:
-        found = real(*args)
-        made.append(tuple(t.clone() for t in found))  # trials change them
-        return found
-
-    floats = torch.tensor([[r.temperature, r.top_p, r.min_p] for r in rows], device=DEVICE)
-    ints = torch.tensor([[r.top_k, r.seed, 0] for r in rows], dtype=torch.int32, device=DEVICE)
-    places = torch.arange(100, 100 + len(rows), dtype=torch.int32, device=DEVICE)
-    out = torch.full((len(rows),), -9, dtype=torch.int32, device=DEVICE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "filter_rows", noted)
-        module.sample(
-            out, logits.to(DEVICE), floats[:, 0], ints[:, 0], floats[:, 1], floats[:, 2], ints[:, 1], ints[:, 2],
-            places, module.FILTERED,
-        )  # fmt: skip
-    _, floor, last, chosen = (t[: len(rows)].cpu().numpy() for t in made[0])
-    orders, ids = order_of(logits.float().cpu().numpy()), np.arange(logits.shape[1])
-    kept = [(o > f) | ((o == f) & (ids <= at)) for o, f, at in zip(orders, floor, last, strict=True)]
-    return Found(out.tolist(), kept, (chosen == WEIGHED).tolist(), (chosen >= 0).tolist())
+VOCAB = 151936
 
 
 def expected(x: np.ndarray, row: Row, slack: float) -> np.ndarray:
@@ -118,9 +50,7 @@ def expected(x: np.ndarray, row: Row, slack: float) -> np.ndarray:
 
 def judge(logits: torch.Tensor, rows: list[Row], found: Found) -> None:
     """Survivors, apart from tokens of no probability, and tokens."""
-    zeros = np.zeros(len(rows), dtype=np.int32)
-    seeds = np.array([r.seed for r in rows], dtype=np.int32)
-    noise = gumbel(seeds, zeros, np.arange(100, 100 + len(rows), dtype=np.int32), logits.shape[1])
+    score = scores(logits, rows)
     for at, (x, row) in enumerate(zip(logits.float().cpu().numpy(), rows, strict=True)):
         real, kept, token = x > -np.inf, found.kept[at], found.tokens[at]
         tight, loose = expected(x, row, -EDGE), expected(x, row, EDGE)
@@ -128,13 +58,8 @@ def judge(logits: torch.Tensor, rows: list[Row], found: Found) -> None:
         if found.open_p[at]:
             kept &= loose  # of which the token must be one, and better than all that are surely kept
         assert not (kept & real & ~loose).any(), (at, row, np.flatnonzero(kept & real & ~loose)[:5])
-        score = (x.astype(np.float64) - x.max()) / np.float64(np.float32(row.temperature)) + noise[at]
         rivals = kept & real & (tight | (not found.open_p[at]))
-        assert kept[token] and score[token] >= score[rivals].max() - NEAR, (at, row, token)
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+        assert kept[token] and score[at, token] >= score[at, rivals].max() - NEAR, (at, row, token)
 
 
 def peaked(vocab: int, seed: int = 0) -> torch.Tensor:
@@ -344,8 +269,7 @@ def test_survivors_are_those_of_a_search_bit_by_bit(vocab: int, scale: float) ->
     rows = [Row(top_k=20, top_p=0.95), Row(top_k=50), Row(0.8, top_p=0.9), Row(top_k=200, top_p=0.61), Row(top_p=0.2)]
     logits = (randn(len(rows), vocab, seed=vocab) * scale).bfloat16()  # with many equals
     found = run(logits, rows)
-    zeros, places = np.zeros(len(rows), dtype=np.int32), np.arange(100, 100 + len(rows), dtype=np.int32)
-    noise = gumbel(np.full(len(rows), rows[0].seed, dtype=np.int32), zeros, places, vocab)
+    score = scores(logits, rows)
     for at, (x, row, kept) in enumerate(zip(logits, rows, found.kept, strict=True)):
         limit = torch.zeros(2, dtype=torch.int64, device=DEVICE)
         _bit_by_bit[(1,)](
@@ -356,8 +280,7 @@ def test_survivors_are_those_of_a_search_bit_by_bit(vocab: int, scale: float) ->
         floor, last = limit.tolist()
         wanted = (order > floor) | ((order == floor) & (ids <= last))
         if found.open_p[at]:
-            score = np.where(wanted, (x.double().numpy() - float(x.max())) / row.temperature + noise[at], -np.inf)
-            assert score[found.tokens[at]] >= score.max() - NEAR, row
+            assert score[at, found.tokens[at]] >= score[at, wanted].max() - NEAR, row
         else:
             assert np.array_equal(kept, wanted), row
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,74 +10,18 @@ from hypothesis import strategies as st
 
 triton = pytest.importorskip("triton", reason="the Triton variant needs triton")
 import triton.language as tl  # noqa: E402
+from sampled_rows import DEVICE, EDGE, NEAR, ON_GPU, Row, randn, run, scores  # noqa: E402
 
-from minisgl_core.testing.ops_reference import gumbel  # noqa: E402
 from minisgl_cuda.triton_ops import sample as module  # noqa: E402
-from minisgl_cuda.triton_ops.filter import WEIGHED  # noqa: E402
 from minisgl_cuda.triton_ops.noise import gumbel as noise  # noqa: E402
 from minisgl_cuda.triton_ops.noise import gumbel_bound  # noqa: E402
 
-ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = [
     *([pytest.mark.gpu] if ON_GPU else []),
+    pytest.mark.usefixtures("few_programs"),
     # From numpy, inside the interpreter.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered"),
 ]
-EDGE = 1e-5
-"""A cumulative probability this near to top-p may fall on either side."""
-NEAR = 2e-3
-"""Scores that differ by less are a tie to float32 arithmetic."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one row asks for."""
-
-    top_p: float
-    temperature: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Found:
-    """tokens (B,), and which rows one program had to try alone"""
-
-    tokens: list[int]
-    alone: list[bool]
-
-
-@pytest.fixture(autouse=True)
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter runs one after the other, and what all have to do first takes it long."""
-    if not ON_GPU:
-        monkeypatch.setattr(module, "GATHERERS", 1)
-        monkeypatch.setattr(module, "WEIGHERS", 1)
-
-
-def run(logits: torch.Tensor, rows: list[Row]) -> Found:
-    """The operation in mode ``filtered``."""
-    made: list[torch.Tensor] = []
-    real = module.filter_rows
-
-    def noted(*args: Any) -> tuple[torch.Tensor, ...]:
-        found = real(*args)
-        made.append(found[-1])
-        return found
-
-    floats = torch.tensor([[r.temperature, r.top_p, r.min_p] for r in rows], device=DEVICE)
-    ints = torch.tensor([[r.top_k, r.seed, -r.seed] for r in rows], dtype=torch.int32, device=DEVICE)
-    places = torch.full((len(rows),), 77, dtype=torch.int32, device=DEVICE)
-    out = torch.full((len(rows),), -9, dtype=torch.int32, device=DEVICE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "filter_rows", noted)
-        module.sample(
-            out, logits.to(DEVICE), floats[:, 0], ints[:, 0], floats[:, 1], floats[:, 2], ints[:, 1], ints[:, 2],
-            places, module.FILTERED,
-        )  # fmt: skip
-    return Found(out.tolist(), (made[0][: len(rows)] == WEIGHED.value).tolist())
 
 
 def kept(x: np.ndarray, row: Row, slack: float) -> np.ndarray:
@@ -96,15 +37,6 @@ def kept(x: np.ndarray, row: Row, slack: float) -> np.ndarray:
     return inside & (weight > 0) & (weight >= row.min_p)
 
 
-def scores(logits: torch.Tensor, rows: list[Row]) -> np.ndarray:
-    """(B, V) float64"""
-    seeds = np.array([row.seed for row in rows], dtype=np.int32)
-    wide = logits.double().numpy()
-    warmth = np.array([row.temperature for row in rows])[:, None]
-    noises = gumbel(seeds, -seeds, np.full(len(rows), 77, dtype=np.int32), logits.shape[1])
-    return (wide - wide.max(1, keepdims=True)) / warmth + noises
-
-
 def judge(logits: torch.Tensor, rows: list[Row], tokens: list[int]) -> None:
     """Each token survives and beats all that surely do."""
     for x, row, token, score in zip(logits.double().numpy(), rows, tokens, scores(logits, rows), strict=True):
@@ -118,23 +50,19 @@ def firsts_survive(logits: torch.Tensor, rows: list[Row]) -> list[bool]:
     return [bool(kept(x, row, 0.0)[at]) for x, row, at in zip(logits.double().numpy(), rows, best, strict=True)]
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 SHARES = (0.95, 0.5, 0.9, 0.05, 0.999, 1e-9, 0.3, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("vocab", [37, 4096, 9001])
 def test_tokens_are_the_best_of_the_nucleus(dtype: torch.dtype, vocab: int) -> None:
-    rows = [Row(SHARES[i % 8], (1.0, 0.6, 2.5)[i % 3], seed=i) for i in range(16)]
+    rows = [Row((1.0, 0.6, 2.5)[i % 3], top_p=SHARES[i % 8], seed=i) for i in range(16)]
     logits = (randn(16, vocab, seed=vocab) * torch.tensor([0.1, 1.0, 3.0, 20.0]).repeat(4)[:, None]).to(dtype)
     judge(logits, rows, run(logits, rows).tokens)
 
 
 def test_rows_whose_first_tokens_do_not_survive_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [Row(SHARES[i % 7], seed=100 + i) for i in range(14)]
+    rows = [Row(top_p=SHARES[i % 7], seed=100 + i) for i in range(14)]
     logits = randn(14, 5000, seed=3)
     first = firsts_survive(logits, rows)
     assert 3 < sum(first) < 11
@@ -161,7 +89,7 @@ def test_many_rows_get_a_third_trial_and_few_a_second() -> None:
 @pytest.mark.parametrize("share", [0.0, 1e-4, 0.01, 0.3, 0.75, 0.9999])
 def test_of_equal_logits_the_lowest_ids_are_the_nucleus(share: float) -> None:
     vocab = 6000
-    rows = [Row(share, seed=seed) for seed in range(6)]
+    rows = [Row(top_p=share, seed=seed) for seed in range(6)]
     logits = torch.full((6, vocab), -2.5)
     number = max(1, int(np.ceil(vocab * np.float64(np.float32(share)))))
     best = scores(logits, rows)[:, :number].argmax(1)
@@ -169,7 +97,7 @@ def test_of_equal_logits_the_lowest_ids_are_the_nucleus(share: float) -> None:
 
 
 def test_a_token_before_which_exactly_the_share_stands_is_out() -> None:
-    rows = [Row((0.25, 0.5, 0.75)[seed % 3], seed=seed) for seed in range(30)]
+    rows = [Row(top_p=(0.25, 0.5, 0.75)[seed % 3], seed=seed) for seed in range(30)]
     logits = torch.zeros(30, 4)
     best = [int(score[: int(row.top_p * 4)].argmax()) for row, score in zip(rows, scores(logits, rows), strict=True)]
     assert run(logits, rows).tokens == best
@@ -177,7 +105,7 @@ def test_a_token_before_which_exactly_the_share_stands_is_out() -> None:
 
 def test_the_best_score_wins_where_another_has_the_best_bound() -> None:
     """A bound by the bits of u, as float32, where the noise is -log(-log(1 - u))."""
-    rows = [Row(1.0, seed=seed) for seed in range(3000)]
+    rows = [Row(seed=seed) for seed in range(3000)]
     logits = randn(1, 1000).expand(3000, -1)
     score = scores(logits, rows)
     plain = logits.double().numpy() - float(logits.max())
@@ -194,7 +122,7 @@ def test_masked_tokens_are_never_drawn() -> None:
     allowed = torch.tensor([3, 5000, 8191, 8192, 8999])
     logits = torch.full((12, 9001), -torch.inf)
     logits[:, allowed] = randn(12, 5)
-    rows = [Row(0.7, seed=seed) for seed in range(12)]
+    rows = [Row(top_p=0.7, seed=seed) for seed in range(12)]
     found = run(logits, rows)
     judge(logits, rows, found.tokens)
     assert set(found.tokens) <= set(allowed.tolist()) and len(set(found.tokens)) > 2
@@ -204,7 +132,7 @@ def test_top_p_takes_its_share_of_all_tokens_before_min_p() -> None:
     """Two tokens of 40 and 30 per cent; 45 per cent of all tokens reaches the second, 45 of those two does not."""
     probs = torch.full((40, 5000), 0.3 / 4998)
     probs[:, 4321], probs[:, 17] = 0.4, 0.3
-    rows = [Row(0.45, min_p=0.01, seed=seed) for seed in range(40)]
+    rows = [Row(top_p=0.45, min_p=0.01, seed=seed) for seed in range(40)]
     found = run(probs.log(), rows)
     judge(probs.log(), rows, found.tokens)
     assert set(found.tokens) == {17, 4321}
@@ -212,10 +140,10 @@ def test_top_p_takes_its_share_of_all_tokens_before_min_p() -> None:
 
 def test_top_p_takes_its_share_of_what_a_wide_top_k_keeps() -> None:
     logits = randn(6, 9001, seed=5)
-    rows = [Row(0.4, top_k=5000, min_p=(0.0, 0.02)[i % 2], seed=i) for i in range(6)]
+    rows = [Row(top_p=0.4, top_k=5000, min_p=(0.0, 0.02)[i % 2], seed=i) for i in range(6)]
     judge(logits, rows, run(logits, rows).tokens)
     narrow = torch.where(torch.arange(9001) < 3000, 0.0, torch.where(torch.arange(9001) < 6000, -1.0, -1.5))
-    rows = [Row(0.7, top_k=3001, seed=seed) for seed in range(6)]
+    rows = [Row(top_p=0.7, top_k=3001, seed=seed) for seed in range(6)]
     judge(narrow.expand(6, -1), rows, run(narrow.expand(6, -1).contiguous(), rows).tokens)
 
 
@@ -224,20 +152,23 @@ def test_far_slices_neither_win_nor_weigh_but_others_do() -> None:
     logits[:, :4096] -= 40
     logits[4:8, 8192:] += 30
     logits[8:, 8500] = 7.0  # against thousands in the slice before it
-    rows = [Row(0.9, (0.5, 1.0)[i % 2], seed=i) for i in range(12)]
+    rows = [Row((0.5, 1.0)[i % 2], top_p=0.9, seed=i) for i in range(12)]
     found = run(logits, rows)
     judge(logits, rows, found.tokens)
     assert any(4096 <= token < 8192 for token in found.tokens[8:])
 
 
 def test_neither_neighbours_nor_the_number_of_programs_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [Row(0.9, seed=1), Row(0.5, seed=2), Row(0.05, seed=3), Row(1.0, top_k=9, seed=4), Row(0.3, top_k=9000)]
-    rows += [Row(1.0, seed=5), Row(0.8, temperature=0.0), Row(0.2, min_p=0.3, seed=6)]
+    rows = [
+        Row(top_p=0.9, seed=1), Row(top_p=0.5, seed=2), Row(top_p=0.05, seed=3), Row(top_k=9, seed=4),
+        Row(top_k=9000, top_p=0.3), Row(seed=5), Row(0.0, top_p=0.8), Row(top_p=0.2, min_p=0.3, seed=6),
+    ]  # fmt: skip
     logits = randn(len(rows), 9001, seed=9).bfloat16()
     whole = run(logits, rows)
     for programs in (7, 10**6):
         monkeypatch.setattr(module, "WEIGHERS", programs)
-        assert run(logits, rows) == whole
+        again = run(logits, rows)
+        assert (again.tokens, again.alone) == (whole.tokens, whole.alone)
     for at in (0, 2, 4):
         assert run(logits[at : at + 1], rows[at : at + 1]).tokens == [whole.tokens[at]]
     turned = run(logits.flip(0), rows[::-1])
@@ -258,7 +189,7 @@ def test_tokens_are_those_of_float64(
 ) -> None:
     x = randn(1, vocab, seed=seed)
     x = ((x * values).round() / max(values, 1) if values else x) * scale
-    rows = [Row(share, temperature, seed=seed)]
+    rows = [Row(temperature, top_p=share, seed=seed)]
     judge(x, rows, run(x, rows).tokens)
 
 
