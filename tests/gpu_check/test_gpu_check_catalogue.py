@@ -133,7 +133,7 @@ def test_the_tests_that_are_selected_by_name_exist() -> None:
     for name in folders.MADE_ELSEWHERE[1:]:
         assert f"def {name}(" in marked
     assert "Suite):" in marked  # whose tests are called test_conforms
-    for file, flag, expression in sanitizer.SELECTIONS.values():
-        words = set(re.findall(r"\w+", expression)) - {"and", "or", "not", "bfloat16", "huge"}
-        text = (ROOT / file).read_text()
-        assert flag == "-k" and words and all(re.search(rf"def test\w*{word}|def {word}", text) for word in words)
+    for selection in sanitizer.SELECTIONS.values():
+        words = set(re.findall(r"\w+", selection.keyword)) - {"and", "or", "not", "bfloat16", "huge", "9001"}
+        text = "".join((ROOT / file).read_text() for file in selection.files)
+        assert words and all(re.search(rf"def test\w*{word}|def {word}", text) for word in words)

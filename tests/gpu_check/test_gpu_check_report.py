@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gpu_check import catalogue
 from gpu_check.checks import Check, Record
-from gpu_check.command import main
+from gpu_check.command import LISTED, main
 from gpu_check.parts import named, parse_part, part_of
 from gpu_check.report import NOT_YET, Report, default_path, header_of, merged
-from minisgl_core.errors import UsageError
+from minisgl_core.errors import BackendError, UsageError
 from minisgl_core.registry import DeviceFacts
+from minisgl_cpu_sim.fakes import inject
 
 H200 = DeviceFacts("cuda", sm=90, name="NVIDIA H200", driver="580.1")
 
@@ -217,6 +219,26 @@ def test_the_list_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     for mistake, told in ((["--part", "3/2"], "--part is '3/2'"), (["--only", "nonsense"], "no check is named")):
         assert main(["--device", "cpu", "--list", *mistake]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_the_list_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def absent(kind: str) -> DeviceFacts:
+        raise BackendError("no CUDA device can be used: there is none")
+
+    monkeypatch.setattr("gpu_check.command.detect_device", absent)
+    assert main(["--list"]) == 0
+    told = capsys.readouterr()
+    assert "NVIDIA H200" in told.err and "all need the GPU" in told.err
+    lines = {line.split()[0]: line for line in told.out.splitlines()}
+    with monkeypatch.context() as patch:
+        inject(patch)  # as if every library were here
+        assert list(lines) == [item.name for item in catalogue.checks(LISTED, quick=False)]
+    assert lines["bf16/fa+flashinfer/dense"].endswith(" s  needs flash_attn_interface, flashinfer")
+    assert lines["conformance/kv:cuda/cpp"].endswith(" s  needs nvcc")
+    assert lines["sanitizer/racecheck/sample"].endswith(" s  needs an NVIDIA GPU, compute-sanitizer; not in --quick")
+    assert lines["versions"].endswith(" s")
+    assert main(["--only", "versions"]) == 1
+    assert "no CUDA device can be used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [["--jobs", "0"], ["--budget", "0"], ["--budget", "-5"]])

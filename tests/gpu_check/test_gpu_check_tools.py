@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from gpu_check import folders, sanitizer
+from gpu_check import folders, kernels, sanitizer
 from gpu_check.checks import Check, Failed, Here, Skipped
+from gpu_check.sanitizer import Selection
 from minisgl_core.registry import DeviceFacts
 
 TESTS = """
@@ -108,7 +110,7 @@ os.execv(sys.executable, sys.argv[start:])
 
 
 def _check() -> Check:
-    (check,) = [item for item in sanitizer.checks(DeviceFacts("cuda", sm=90)) if item.name == CHECK]
+    (check,) = [item for item in sanitizer.checks() if item.name == CHECK]
     return check
 
 
@@ -133,12 +135,87 @@ def test_a_clean_selection_is_counted(
     _sanitizer(tmp_path / "bin", PASSES)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": ("plugins/some/tests/test_some.py", "-k", "right")})
+
+    def select(keyword: str, *sources: str) -> None:
+        monkeypatch.setattr(
+            sanitizer, "SELECTIONS", {"kv": Selection(("plugins/some/tests/test_some.py",), keyword, sources)}
+        )
+
+    select("right")
     assert sanitizer.clean("memcheck", "kv", on_gpu) == {}
-    monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": ("plugins/some/tests/test_some.py", "-k", "nothing")})
+    select("nothing")
     with pytest.raises(Failed, match="-k nothing selects no test"):
         sanitizer.clean("memcheck", "kv", on_gpu)
-    monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": ("plugins/some/tests/test_some.py", "-k", "elsewhere")})
+    select("elsewhere")
     with pytest.raises(Skipped, match="1 skipped"):
         sanitizer.clean("memcheck", "kv", on_gpu)
     assert on_gpu.note.figures == {"passed": 0, "failed": 0, "skipped": 1}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("launched", "nvcc", "missed"),
+    [
+        ({"_store_kernel", "_index_kernel", "kv_store", "another"}, True, ""),
+        ({"_store_kernel", "kv_store"}, True, "_index_kernel"),
+        ({"_store_kernel", "_index_kernel"}, True, "kv_store"),
+        ({"_store_kernel", "_index_kernel"}, False, ""),  # where the tests of CUDA C++ are skipped
+        (set(), False, "_index_kernel, _store_kernel"),
+    ],
+)
+def test_kernels_that_were_not_launched_were_not_checked(
+    on_gpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: set[str], nvcc: bool, missed: str
+) -> None:
+    _sanitizer(tmp_path / "bin", PASSES)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    if nvcc:
+        (tmp_path / "bin" / "nvcc").touch(0o755)
+    selection = Selection((), "any", ("minisgl_cuda/triton_ops/kv.py", "minisgl_cuda/csrc/kv_store.cuh"))
+    monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": selection})
+    counts = {"passed": 2, "failed": 0, "skipped": 1}
+    monkeypatch.setattr(sanitizer, "launched_by", lambda *args: (counts, [], frozenset(launched)))
+    if not missed:
+        assert sanitizer.clean("memcheck", "kv", on_gpu) == {}
+        return
+    with pytest.raises(Failed, match=f"the tests launch no {missed}$"):
+        sanitizer.clean("memcheck", "kv", on_gpu)
+
+
+# Which kernels there are, and which tests launch them.
+
+
+def test_kernels_are_found_in_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "planted_kernels"
+    (package / "csrc").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "one.py").write_text(
+        "import triton\n@triton.jit\ndef helper(x):\n    return x\n"
+        "@triton.jit(do_not_specialize=['n'])\ndef first(n):\n    helper(n), shared(n)\n"
+        "def launch():\n    first[(1,)](1)\n"
+    )
+    (package / "two.py").write_text("import triton\n@triton.jit\ndef shared(x):\n    return x\n")
+    (package / "csrc" / "k.cuh").write_text(
+        "__device__ void part() {}\ntemplate <class T>\n__global__ void plain(int n) {}\n"
+        "__global__ void __launch_bounds__(256) bounded(const A a) {}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(kernels, "PACKAGES", ("planted_kernels", "no_such_package"))
+    assert kernels.kernels_by_file() == {
+        "planted_kernels/one.py": {"first"},
+        "planted_kernels/csrc/k.cuh": {"plain", "bounded"},
+    }
+    assert kernels.kernels_of(["planted_kernels/one.py", "planted_kernels/two.py"]) == {"first"}
+
+
+def test_every_kernel_of_ours_is_in_one_selection() -> None:
+    selected = [source for selection in sanitizer.SELECTIONS.values() for source in selection.sources]
+    assert sorted(selected) == sorted(kernels.kernels_by_file())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the checks say so themselves")
+@pytest.mark.parametrize("name", ["sample", "ops"])
+def test_selected_tests_launch_all_kernels_that_they_are_there_for(name: str, tmp_path: Path) -> None:
+    """Interpreted and simulated. Of the other selections some take long so, and some need a GPU."""
+    selection = sanitizer.SELECTIONS[name]
+    counts, failed, launched = sanitizer.launched_by(selection, tmp_path, name)
+    assert counts["passed"] > 0 and not failed and counts["skipped"] == 0
+    assert launched == kernels.kernels_of(selection.sources)

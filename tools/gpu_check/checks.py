@@ -96,6 +96,8 @@ class Check:
     limit_s: float = 0.0
     """0 = four times the cost, at least three minutes"""
     alone: bool = False
+    needs: tuple[str, ...] = ()
+    """Modules, programs and hardware, beside a device of the kind that is checked, without which it is skipped."""
 
     @property
     def limit(self) -> float:

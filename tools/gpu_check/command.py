@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl_core.errors import MinisglError, UsageError
+from minisgl_core.errors import BackendError, MinisglError, UsageError
 from minisgl_core.files import require_writable_folder
-from minisgl_core.registry import detect_device
+from minisgl_core.registry import DeviceFacts, detect_device
 
 from .checks import NO_COMPILATION, Check, Record
 from .machine import versions
@@ -33,6 +33,8 @@ __all__ = ["main"]
 QUICK_BUDGET_S: Final = 480.0
 JOBS_ON_CUDA: Final = 5
 THREADS: Final = "OMP_NUM_THREADS"
+LISTED: Final = DeviceFacts("cuda", sm=90, name="NVIDIA H200")
+"""Whose checks are listed where there is no GPU"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the stand-ins, tiny [cuda]")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these checks, such as versions or 'crowd/*'")
     parser.add_argument("--part", metavar="I/N", help="the I-th of N parts of about equal cost")
-    parser.add_argument("--list", action="store_true", help="list the checks, run none")
+    parser.add_argument(
+        "--list", action="store_true", help="list the checks and what they need, run none; needs no GPU"
+    )
     parser.add_argument("--jobs", type=int, metavar="N", help=f"processes side by side [{JOBS_ON_CUDA}; cpu: 1]")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"of the run [quick: {QUICK_BUDGET_S:.0f}]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="[benchmarks/results/gpu_check_DEVICE.json]")
@@ -75,19 +79,14 @@ def _merge(given: argparse.Namespace) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from .catalogue import checks
-
     for flag, value in (("--jobs", given.jobs), ("--budget", given.budget)):
         if value is not None and not value > 0:
             raise UsageError(f"{flag} is {value:g}", field=flag, value=value, remedy="give a number above 0")
-    device, part = detect_device(given.device), parse_part(given.part) if given.part else None
-    chosen = checks(device, given.quick)
-    chosen = named(chosen, given.only) if given.only else chosen
-    chosen = part_of(chosen, *part) if part else chosen
+    part = parse_part(given.part) if given.part else None
     if given.list:
-        for check in chosen:
-            print(f"{check.name:60}{check.seconds:5.0f} s  {'' if check.quick else 'not in --quick'}".rstrip())
-        return 0
+        return _list(given, part)
+    device = detect_device(given.device)
+    chosen = _chosen(given, part, device)
     path = given.json or default_path(device, part)
     jobs = given.jobs or (JOBS_ON_CUDA if device.kind == "cuda" else 1)
     budget = given.budget or (QUICK_BUDGET_S if given.quick else None)
@@ -106,6 +105,35 @@ def _run(given: argparse.Namespace) -> int:
     report.show(_console())
     print(f"report: {path}")
     return 0 if report.passed else 1
+
+
+def _chosen(
+    given: argparse.Namespace, part: tuple[int, int] | None, device: DeviceFacts, elsewhere: bool = False
+) -> list[Check]:
+    from .catalogue import checks
+
+    chosen = checks(device, given.quick, elsewhere)
+    chosen = named(chosen, given.only) if given.only else chosen
+    return part_of(chosen, *part) if part else chosen
+
+
+def _list(given: argparse.Namespace, part: tuple[int, int] | None) -> int:
+    """On a machine without a GPU: the checks that an H200 would get."""
+    elsewhere = False
+    try:
+        device = detect_device(given.device)
+    except BackendError:
+        print(
+            f"No GPU can be used here. These are the checks of an {LISTED.name} (compute capability 9.0) with every "
+            f"library installed; all need the GPU. For those that can be made here: --device cpu",
+            file=sys.stderr,
+        )
+        device, elsewhere = LISTED, True
+    for check in _chosen(given, part, device, elsewhere):
+        notes = [f"needs {', '.join(check.needs)}"] if check.needs else []
+        notes += [] if check.quick else ["not in --quick"]
+        print(f"{check.name:60}{check.seconds:5.0f} s  {'; '.join(notes)}".rstrip())
+    return 0
 
 
 def _run_and_report(chosen: Sequence[Check], settings: Settings, report: Report, path: Path) -> None:

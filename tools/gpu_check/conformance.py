@@ -15,7 +15,7 @@ from minisgl_core.registry.requirements import Installed, check_requirements
 
 from .checks import Check, Failed, Here, Skipped
 
-__all__ = ["backends_here", "checks", "label_of", "prebuilt"]
+__all__ = ["backends_here", "checks", "label_of", "needs_of", "prebuilt"]
 
 SECONDS: Final[Mapping[str, float]] = {"attention": 60.0, "ops": 40.0, "moe": 40.0, "kv": 30.0, "graph": 20.0}
 OTHER_SECONDS: Final = 15.0
@@ -64,6 +64,12 @@ def label_of(candidate: Candidate) -> str:
     return f"{spec.role}:{spec.name}" + (f"/{spec.variant}" if spec.variant else "")
 
 
+def needs_of(candidate: Candidate) -> tuple[str, ...]:
+    """What must be installed for the backend, such as ``flashinfer`` or ``nvcc``."""
+    every = [(item,) if isinstance(item, str) else item for item in candidate.spec.requires]
+    return tuple(" or ".join(one.removeprefix("import:").removeprefix("exec:") for one in item) for item in every)
+
+
 def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
     """One check per backend."""
     from minisgl_core.testing.suite import SUITES
@@ -78,7 +84,8 @@ def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
             if "sample" in _operations(candidate.spec):
                 cases = (*cases, 42, 45)
             run = partial(conforms, candidate)
-            found.append(Check(f"conformance/{label_of(candidate)}", run, seconds, cases=cases, limit_s=10 * seconds))
+            name, needs = f"conformance/{label_of(candidate)}", needs_of(candidate)
+            found.append(Check(name, run, seconds, cases=cases, limit_s=10 * seconds, needs=needs))
     return found
 
 

@@ -12,10 +12,9 @@ from random import Random
 from typing import Any, Final
 
 from minisgl_core.core import SamplingParams
-from minisgl_core.registry import DeviceFacts, Registry
 
 from .checks import Check, Here, expect
-from .parity import attention_pairs
+from .parity import AttentionPair
 
 __all__ = ["Wish", "checks", "compare", "solo_answers", "workload"]
 
@@ -56,7 +55,7 @@ class Wish:
     params: SamplingParams
 
 
-def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
+def checks(quick: bool, pairs: Sequence[AttentionPair]) -> list[Check]:
     """float32 under each setting and with blocking launches; bfloat16 for each pair of attention backends."""
     cost = 6.0 if quick else 20.0
     found = [
@@ -77,11 +76,19 @@ def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
             "crowd/launch-blocking", partial(as_alone, "default"), 2 * cost, env=blocking, cases=(62,), limit_s=LIMIT_S
         )
     )
-    for pair, main in attention_pairs(device, registry):
-        run = partial(as_alone_in_half, pair)
-        name = f"crowd/{'+'.join(pair.values())}"
-        found.append(Check(name, run, 2 * cost, session="crowd/bf16", quick=main, cases=(62, 64), limit_s=LIMIT_S))
-    return found
+    return found + [
+        Check(
+            f"crowd/{pair.name}",
+            partial(as_alone_in_half, pair.backends),
+            2 * cost,
+            session="crowd/bf16",
+            quick=pair.main,
+            cases=(62, 64),
+            limit_s=LIMIT_S,
+            needs=pair.needs,
+        )
+        for pair in pairs
+    ]
 
 
 def workload(here: Here, growing: bool = False) -> list[Wish]:

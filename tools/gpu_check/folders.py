@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,8 @@ SECONDS: Final[Mapping[bool, float]] = {True: 25.0, False: 80.0}
 MORE: Final = {"minisgl_cuda": 6.0, "minisgl_moe": 2.0}
 """How many times as long the tests of these plugins take: measured on an H200, beside other checks"""
 LIMIT_S: Final = 560.0
+TOOLS: Final = Path(__file__).resolve().parents[1]
+"""The folder that holds this package"""
 SHOWN: Final = 6
 MADE_ELSEWHERE: Final = ("test_conforms", "test_every_pairing_follows_the_reference")
 """The kit and the pairs of attention backends have checks of their own: ``--quick`` does not make them twice."""
@@ -92,7 +95,9 @@ def run_pytest(
         ]
     # -P: the checkout's root would hide the installed distributions
     command = [*prefix, sys.executable, "-P", "-m", "pytest", *options, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False)
+    # plugins of pytest that are modules of this package
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False, env=env)
     lines = done.stdout.strip().splitlines()
     if done.returncode == 5:  # nothing was collected
         return {"passed": 0, "failed": 0, "skipped": 0}, []

@@ -14,7 +14,7 @@ from minisgl_core.registry.requirements import Installed, check_requirements
 from minisgl_core.testing import AttentionCase, Rig, Subject
 
 from .checks import Check, Here, Skipped, expect
-from .conformance import backends_here, label_of, prebuilt
+from .conformance import backends_here, label_of, needs_of, prebuilt
 
 __all__ = ["checks", "shapes"]
 
@@ -32,7 +32,7 @@ PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 def checks(device: DeviceFacts, registry: Registry) -> list[Check]:
     """One check per attention backend."""
     return [
-        Check(f"shapes/{label_of(item)}", partial(run, item), 20.0, cases=(1, 2, 16, 68))
+        Check(f"shapes/{label_of(item)}", partial(run, item), 20.0, cases=(1, 2, 16, 68), needs=needs_of(item))
         for item in backends_here(registry, "attention", device)
     ]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from minisgl_core.registry import DeviceFacts, Registry
-
 from .checks import Check, Failed, Here, expect
-from .parity import attention_pairs
+from .parity import AttentionPair
 
 __all__ = ["checks"]
 
@@ -67,16 +66,16 @@ print(json.dumps({"initialized": seen, "tokens": tokens, "error": error}))
 """
 
 
-def checks(device: DeviceFacts, registry: Registry) -> list[Check]:
+def checks(pairs: Sequence[AttentionPair]) -> list[Check]:
     """Imports, the launcher, and memory with each pair of attention backends."""
     found = [
         Check("imports", untouched_by_imports, 20.0, cases=(88,)),
         Check("launcher", untouched_by_the_launcher, 30.0, cases=(88,)),
         Check("memory/torch", partial(memory_comes_back, {"prefill": "torch", "decode": "torch"}, "float32"), 20.0),
     ]
-    for pair, main in attention_pairs(device, registry):
-        run = partial(memory_comes_back, pair, "bfloat16")
-        found.append(Check(f"memory/{'+'.join(pair.values())}", run, 12.0, session="memory/pairs", quick=main))
+    for pair in pairs:
+        run, name = partial(memory_comes_back, pair.backends, "bfloat16"), f"memory/{pair.name}"
+        found.append(Check(name, run, 12.0, session="memory/pairs", quick=pair.main, needs=pair.needs))
     return found
 
 

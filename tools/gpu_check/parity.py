@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, Final
@@ -13,12 +14,12 @@ from minisgl_core.plugin_api import Phase
 from minisgl_core.registry import DeviceFacts, Registry
 from minisgl_core.registry.matching import match
 from minisgl_core.registry.query import Need
-from minisgl_core.registry.requirements import Installed, check_requirements
+from minisgl_core.registry.requirements import Environment, check_requirements
 
 from .checks import Check, Failed, Here, expect
-from .conformance import backends_here
+from .conformance import backends_here, needs_of
 
-__all__ = ["attention_pairs", "checks", "first_difference"]
+__all__ = ["AttentionPair", "attention_pairs", "checks", "first_difference"]
 
 FAMILIES: Final = ("q3", "q25", "s93", "mistral-window", "moe", "moe2")
 VARIANTS: Final = ("qwen2-window", "llama-bias", "llama-llama3", "llama-yarn", "q3-16q2kv", "q3-untied", "moe-mixed")
@@ -28,7 +29,28 @@ PAGES: Final = (1, 16, 64, 256)
 MODELS: Final = ("dense", "ratio5", "moe")
 
 
-def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
+@dataclass(frozen=True)
+class AttentionPair:
+    """A backend for prefill and one for decode; ``main`` ones together have each backend in each of its phases."""
+
+    prefill: str
+    decode: str
+    main: bool
+    needs: tuple[str, ...]
+    """What must be installed for them"""
+
+    @property
+    def name(self) -> str:
+        """Such as ``fa+cuda_decode``."""
+        return f"{self.prefill}+{self.decode}"
+
+    @property
+    def backends(self) -> dict[str, str]:
+        """As a config has it."""
+        return {"prefill": self.prefill, "decode": self.decode}
+
+
+def checks(quick: bool, pairs: Sequence[AttentionPair]) -> list[Check]:
     """float32 by model family, bfloat16 and poison by pair of attention backends."""
     found = [
         Check(
@@ -45,37 +67,41 @@ def checks(device: DeviceFacts, registry: Registry, quick: bool) -> list[Check]:
         for name in VARIANTS
     ]
     found.append(Check("fp32/qwen3-0.6b-widths", same_tokens_at_real_widths, 60.0))
-    for pair, main in attention_pairs(device, registry):
-        name = "+".join(pair.values())
+    for pair in pairs:
+        session = f"bf16/{pair.name}"
         for model in MODELS:
             pages = PAGES if model == "dense" or not quick else (16,)
-            run = partial(within_bounds, pair, model, pages)
-            cost, also_quick = 6.0 * (1 + len(pages)), main or model == "dense"
-            found.append(Check(f"bf16/{name}/{model}", run, cost, session=f"bf16/{name}", quick=also_quick))
-        run = partial(unharmed_by_nan, pair)
-        found.append(Check(f"poison/{name}", run, 12.0, session=f"bf16/{name}", cases=(65,)))
+            run = partial(within_bounds, pair.backends, model, pages)
+            cost, also_quick = 6.0 * (1 + len(pages)), pair.main or model == "dense"
+            name = f"bf16/{pair.name}/{model}"
+            found.append(Check(name, run, cost, session=session, quick=also_quick, needs=pair.needs))
+        run = partial(unharmed_by_nan, pair.backends)
+        found.append(Check(f"poison/{pair.name}", run, 12.0, session=session, cases=(65,), needs=pair.needs))
     return found
 
 
-def attention_pairs(device: DeviceFacts, registry: Registry) -> Iterator[tuple[dict[str, str], bool]]:
-    """Every pairing (backend by phase) that the caps allow in bfloat16, on a GPU without stand-ins; and whether it is a
-    main one: together they have each backend in each of its phases.
+def attention_pairs(
+    device: DeviceFacts, registry: Registry, environment: Environment | None
+) -> Iterator[AttentionPair]:
+    """Every pairing that the caps allow in bfloat16 and ``environment`` has the libraries for (None: a machine that may
+    have any), on a GPU without stand-ins.
     """
-    names: dict[Phase, list[str]] = {}
+    names: dict[Phase, dict[str, tuple[str, ...]]] = {}
     phases: tuple[Phase, Phase] = ("prefill", "decode")
     for phase in phases:
         need = Need(device=device, dtype="bfloat16", kv_dtype="bfloat16", head_dim=128, phase=phase)
-        fitting = [
-            item.spec.name
-            for item in backends_here(registry, "attention", device)
-            if match(item.spec, need)[0] is not None
-            and not check_requirements(item.spec, Installed())
-            and not (item.spec.stand_in and device.kind == "cuda")
-        ]
-        names[phase] = list(dict.fromkeys(fitting))
-    for prefill, decode in product(names["prefill"], names["decode"]):
-        partner = decode if decode in names["prefill"] else names["prefill"][0]
-        yield {"prefill": prefill, "decode": decode}, prefill == partner
+        names[phase] = {}
+        for item in backends_here(registry, "attention", device):
+            if (
+                match(item.spec, need)[0] is not None
+                and not check_requirements(item.spec, environment)
+                and not (item.spec.stand_in and device.kind == "cuda")
+            ):
+                names[phase].setdefault(item.spec.name, needs_of(item))
+    first = next(iter(names["prefill"]), "")
+    for (prefill, needs), (decode, more) in product(names["prefill"].items(), names["decode"].items()):
+        partner = decode if decode in names["prefill"] else first
+        yield AttentionPair(prefill, decode, prefill == partner, tuple(dict.fromkeys((*needs, *more))))
 
 
 # float32.

@@ -5,36 +5,92 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from minisgl_core.registry import DeviceFacts
-
 from .checks import Check, Failed, Here, Skipped
 from .folders import SHOWN, run_pytest
+from .kernels import kernels_of
 
-__all__ = ["SELECTIONS", "checks", "find_sanitizer"]
+__all__ = ["SELECTIONS", "Selection", "checks", "find_sanitizer", "launched_by"]
 
 TOOLS: Final = ("memcheck", "racecheck")
 FOUND_SOMETHING: Final = 9
 LIMIT_S: Final = 560.0
-SELECTIONS: Final[Mapping[str, Sequence[str]]] = {
-    "kv": ("plugins/minisgl_cuda/tests/test_gpu_kv.py", "-k", "(test_store or test_index) and bfloat16 and not huge"),
-    "ops": ("plugins/minisgl_cuda/tests/test_cuda_ops.py", "-k", "(test_norms or test_qk or test_act) and bfloat16"),
-    "decode": ("plugins/minisgl_cuda/tests/test_cuda_decode.py", "-k", "window or splits or lengths"),
-    "linear": ("plugins/minisgl_cuda/tests/test_cuda_linear.py", "-k", "test_product"),
-    "moe": ("plugins/minisgl_moe/tests/test_gpu_moe.py", "-k", "test_other_dtypes or test_routing"),
+CUDA_TESTS: Final = "plugins/minisgl_cuda/tests/"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Tests, chosen with pytest's ``-k``, that together launch every kernel of ``sources``."""
+
+    files: tuple[str, ...]
+    keyword: str
+    sources: tuple[str, ...]
+    """Files of kernels, as :func:`gpu_check.kernels.kernels_by_file` names them"""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """For pytest."""
+        return (*self.files, "-k", self.keyword)
+
+
+def _cuda(*names: str) -> tuple[str, ...]:
+    """Sources of minisgl-cuda, in Triton or CUDA C++."""
+    return tuple(f"minisgl_cuda/{'csrc' if name.endswith('.cuh') else 'triton_ops'}/{name}" for name in names)
+
+
+SELECTIONS: Final[Mapping[str, Selection]] = {
+    "kv": Selection(
+        (CUDA_TESTS + "test_gpu_kv.py",),
+        "(test_store or test_index) and bfloat16 and not huge",
+        _cuda("kv.py", "kv_store.cuh", "kv_index.cuh"),
+    ),
+    "ops": Selection(
+        (CUDA_TESTS + "test_cuda_ops.py",),
+        "(test_norms or test_qk or test_act) and bfloat16",
+        _cuda("norm.py", "act.py", "rope.py", "norm.cuh", "act.cuh", "rope.cuh"),
+    ),
+    "sample": Selection(
+        tuple(CUDA_TESTS + name for name in ("test_cuda_ops.py", "test_sample_filters.py", "test_sample_nucleus.py")),
+        "(test_greedy_and_random and 9001 or test_flat_rows) and bfloat16 or test_rows_whose_first_tokens",
+        _cuda("sample.py", "filter.py", "nucleus.py"),
+    ),
+    "decode": Selection((CUDA_TESTS + "test_cuda_decode.py",), "window or splits or lengths", _cuda("decode.py")),
+    "linear": Selection((CUDA_TESTS + "test_cuda_linear.py",), "test_product", _cuda("skinny.py")),
+    "pages": Selection(
+        ("plugins/minisgl_flashinfer/tests/test_gpu_flashinfer.py",),
+        "test_the_page_list",
+        ("minisgl_flashinfer/triton_ops/pages.py",),
+    ),
+    "moe": Selection(
+        ("plugins/minisgl_moe/tests/test_gpu_moe.py",),
+        "test_other_dtypes or test_routing",
+        tuple(f"minisgl_moe/triton_ops/{name}.py" for name in ("align", "grouped", "pairs", "route")),
+    ),
 }
-"""Small tests that capture no graph: the sanitizer makes kernels up to a hundred times slower."""
+"""Small tests that capture no graph: the sanitizer makes kernels up to a hundred times slower. Every kernel of ours is
+in one of them.
+"""
 
 
-def checks(device: DeviceFacts) -> list[Check]:
+def checks() -> list[Check]:
     """Each selection under each tool."""
     # one allocation per tensor: a read beyond its end is then a read beyond an allocation
     env = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    needs = ("an NVIDIA GPU", "compute-sanitizer")
     return [
-        Check(f"sanitizer/{tool}/{name}", partial(clean, tool, name), 60.0, quick=False, env=env, limit_s=LIMIT_S + 20)
+        Check(
+            f"sanitizer/{tool}/{name}",
+            partial(clean, tool, name),
+            60.0,
+            quick=False,
+            env=env,
+            limit_s=LIMIT_S + 20,
+            needs=needs,
+        )
         for tool in TOOLS
         for name in SELECTIONS
     ]
@@ -48,7 +104,7 @@ def find_sanitizer() -> str | None:
 
 
 def clean(tool: str, name: str, here: Here) -> dict[str, Any]:
-    """The tests pass and the tool has nothing to say."""
+    """The tests pass, they launch the kernels that they are there for, and the tool has nothing to say."""
     program = find_sanitizer()
     if program is None:
         raise Skipped("compute-sanitizer is neither on PATH nor in CUDA_HOME")
@@ -57,18 +113,37 @@ def clean(tool: str, name: str, here: Here) -> dict[str, Any]:
     log = here.scratch / f"sanitizer-{tool}-{name}.txt"
     prefix = [program, f"--tool={tool}", f"--error-exitcode={FOUND_SOMETHING}", f"--log-file={log}"]
     prefix += ["--target-processes=application-only"]
+    selection = SELECTIONS[name]
     try:
-        counts, failed = run_pytest(SELECTIONS[name], here.scratch, f"{tool}-{name}", prefix, LIMIT_S)
+        counts, failed, launched = launched_by(selection, here.scratch, f"{tool}-{name}", prefix)
     except Failed as problem:
         raise Failed("\n".join([str(problem), *_complaints(log)])) from None
     here.note(**counts)
     if failed:
         raise Failed("\n".join([f"{len(failed)} tests failed:", *failed[:SHOWN], *_complaints(log)]))
     if not sum(counts.values()):
-        raise Failed(f"{' '.join(SELECTIONS[name])} selects no test")
+        raise Failed(f"{' '.join(selection.arguments)} selects no test")
     if not counts["passed"]:
         raise Skipped(f"no test could be run here, {counts['skipped']} skipped")
+    missed = sorted(kernels_of(_compiled_here(selection.sources)) - launched)
+    if missed:
+        raise Failed(f"the tests launch no {', '.join(missed)}")
     return {}
+
+
+def _compiled_here(sources: Sequence[str]) -> list[str]:
+    """Without nvcc the tests of CUDA C++ are skipped."""
+    return [source for source in sources if source.endswith(".py") or shutil.which("nvcc") is not None]
+
+
+def launched_by(
+    selection: Selection, scratch: Path, name: str, prefix: Sequence[str] = ()
+) -> tuple[dict[str, int], list[str], frozenset[str]]:
+    """As :func:`~gpu_check.folders.run_pytest`, and the names of all kernels that the tests launched."""
+    names = scratch / f"launched-{name}.txt"
+    plugin = ["-p", "gpu_check.launched", f"--launched={names}"]
+    counts, failed = run_pytest([*plugin, *selection.arguments], scratch, name, prefix, LIMIT_S)
+    return counts, failed, frozenset(names.read_text().split() if names.exists() else ())
 
 
 def _complaints(log: Path) -> list[str]:

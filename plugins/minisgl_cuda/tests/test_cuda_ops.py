@@ -213,7 +213,7 @@ def args(rows: int, **given: Any) -> SampleArgs:
     return SampleArgs(floats[:, 0], table[:, 1], floats[:, 2], floats[:, 3], table[:, 4], table[:, 5], positions)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab", [7, 4096, 9001])
 def test_greedy_and_random_rows_equal_the_composed_sampler(dtype: torch.dtype, vocab: int) -> None:
     ours, composed = sampler()
