@@ -145,6 +145,9 @@ def _print_plan(plan: Plan, subject: str) -> None:
     )
     rows = [(bucket.label, bucket.choice.label, bucket.choice.version) for bucket in plan.buckets]
     print_table(("SLOT", "BACKEND", "VERSION"), rows)
+    for choice in plan.choices("linear"):
+        if fused := plan.fused(choice):
+            click.echo(f"{choice.label} takes {', '.join(sorted(fused))} into its products where it finds that faster")
     for line in plan.fallbacks:
         click.echo(f"fallback: {line}")
 

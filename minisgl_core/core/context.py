@@ -29,6 +29,8 @@ class Context:
     kv: KVKernels
     ops: LayerOps
     linear: LinearBackend
+    fused: frozenset[str] = frozenset()
+    """Operations that products may take in, where the linear backend finds it faster."""
     moe: MoEExecutor | None = None
     attn: Any = None
     """The attention dispatcher: ``forward(q, k, v, layer_id, batch)``."""

@@ -150,6 +150,7 @@ class Engine:
             kv=kv,
             ops=self._closed_later(setups.build_ops(kv, self.comm)),
             linear=self._closed_later(setups.build_linear()),
+            fused=setups.fused_ops(),
             moe=self._closed_later(build(self.plan.choice("moe"), setups.moe())) if needs_moe else None,
             max_seq_len=self.max_seq_len,
             max_tokens=self.config.max_prefill_tokens,

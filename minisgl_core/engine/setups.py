@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +25,7 @@ from minisgl_core.registry import build
 
 from .config import SAMPLING_MODES
 from .dispatch import NO_LIMIT, Route
+from .products import LinearRoute, ResolvedLinear
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
     from .config import EngineConfig
 
-__all__ = ["LinearRoute", "ResolvedLinear", "ResolvedOps", "Setups", "capture_sizes"]
+__all__ = ["ResolvedOps", "Setups", "capture_sizes"]
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
@@ -60,63 +59,6 @@ class ResolvedOps:
 
     def close(self) -> None:
         for backend in self._backends:
-            backend.close()
-
-
-@dataclass(frozen=True, slots=True)
-class LinearRoute:
-    """A linear backend, for inputs of at most ``limit`` rows."""
-
-    backend: LinearBackend
-    limit: int = NO_LIMIT
-
-
-class _PreparedLinear(NamedTuple):
-    """One weight, as each backend of its routes wants it."""
-
-    limits: tuple[int, ...]
-    """Of every route but the last"""
-    forwards: tuple[Callable[..., torch.Tensor], ...]
-    weights: tuple[Any, ...]
-    weight_of: Callable[[Any], torch.Tensor]
-
-
-class ResolvedLinear:
-    """Linear layers whose backend depends on the (N, K) of their weight and on the rows of their input.
-
-    Backends that keep a weight as it is share it. One that repacks has a copy of its own, so a weight whose routes name
-    such a backend and another one takes memory twice.
-    """
-
-    def __init__(
-        self, default: Sequence[LinearRoute], by_shape: Mapping[tuple[int, int], Sequence[LinearRoute]]
-    ) -> None:
-        self._default, self._by_shape = tuple(default), {shape: tuple(routes) for shape, routes in by_shape.items()}
-
-    def prepare_weights(self, weight: torch.Tensor) -> _PreparedLinear:
-        """(N, K) -> what :meth:`forward` takes."""
-        routes = self._by_shape.get((weight.shape[0], weight.shape[1]), self._default)
-        prepared = {id(route.backend): route.backend.prepare_weights(weight) for route in routes}
-        return _PreparedLinear(
-            tuple(route.limit for route in routes[:-1]),
-            tuple(route.backend.forward for route in routes),
-            tuple(prepared[id(route.backend)] for route in routes),
-            routes[-1].backend.weight_of,
-        )
-
-    def weight_of(self, weights: _PreparedLinear) -> torch.Tensor:
-        """(N, K)"""
-        return weights.weight_of(weights.weights[-1])
-
-    def forward(self, x: torch.Tensor, weights: _PreparedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x (M, K) -> new (M, N)"""
-        at = bisect_left(weights.limits, x.shape[0])
-        return weights.forwards[at](x, weights.weights[at], bias)
-
-    def close(self) -> None:
-        """Free all of them."""
-        routes = [route for some in (self._default, *self._by_shape.values()) for route in some]
-        for backend in {id(route.backend): route.backend for route in routes}.values():
             backend.close()
 
 
@@ -221,7 +163,8 @@ class Setups:
             for limit, choice in self._plan.by_batch("linear", shape=shape):
                 if _identity(choice) not in built:
                     built[_identity(choice)] = build(choice, self.linear())
-                found.append(LinearRoute(built[_identity(choice)], limit or NO_LIMIT))
+                fused = self._plan.fused(choice)
+                found.append(LinearRoute(built[_identity(choice)], limit or NO_LIMIT, fused))
             return found
 
         with _all_or_none(built):
@@ -230,6 +173,10 @@ class Setups:
         if len(built) == 1:
             return default[0].backend
         return ResolvedLinear(default, by_shape)
+
+    def fused_ops(self) -> frozenset[str]:
+        """Operations that some linear backend of the plan takes into its products."""
+        return frozenset[str]().union(*map(self._plan.fused, self._plan.choices("linear")))
 
     def build_ops(self, kv: KVKernels, comm: Communicator) -> LayerOps:
         """Every operation from the backend that the plan names for it."""

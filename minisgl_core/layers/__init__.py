@@ -3,7 +3,7 @@
 from .attention import Attention
 from .base import Layer, OpList, children
 from .embedding import LMHead, VocabEmbedding
-from .linear import ColumnMergedLinear, Linear, QKVLinear, ReplicatedLinear, RowLinear, split_evenly
+from .linear import ColumnMergedLinear, GatedLinear, Linear, QKVLinear, ReplicatedLinear, RowLinear, split_evenly
 from .mlp import DenseMLP, Experts, SparseMLP
 from .norm import RMSNorm
 from .rotary import rotary_table
@@ -13,6 +13,7 @@ __all__ = [
     "ColumnMergedLinear",
     "DenseMLP",
     "Experts",
+    "GatedLinear",
     "LMHead",
     "Layer",
     "Linear",

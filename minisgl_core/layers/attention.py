@@ -35,11 +35,22 @@ class Attention(Layer):
         if pool is not None:
             self._caches = (pool.k_cache(self._layer), pool.v_cache(self._layer))
 
-    def forward(self, x: torch.Tensor, batch: Batch, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """x (T, hidden) -> new (T, hidden), still to be summed over ranks. ``rows`` (B,): the only ones wanted."""
+    def forward_normed(
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        batch: Batch,
+        rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention over the norm of x plus residual (T, hidden), still to be summed over ranks, and that sum.
+
+        ``residual`` None: x is where the sum begins. ``rows`` (B,): the only tokens whose result is wanted.
+        """
         assert self._caches is not None and batch.positions is not None and batch.out_loc is not None
+        qkv, residual = self.qkv_proj.forward_normed(norm, x, residual)
         q, k, v = self._norm_rope_store(
-            self.qkv_proj.forward(x),
+            qkv,
             None if self.q_norm is None else self.q_norm.weight,
             None if self.k_norm is None else self.k_norm.weight,
             self._eps,
@@ -50,4 +61,6 @@ class Attention(Layer):
         )
         heads: torch.Tensor = batch.attn.forward(q, k, v, self._layer, batch)
         heads = heads.flatten(1)
-        return self.o_proj.partial(heads if rows is None else heads.index_select(0, rows))
+        if rows is not None:
+            heads, residual = heads.index_select(0, rows), residual.index_select(0, rows)
+        return self.o_proj.partial(heads), residual

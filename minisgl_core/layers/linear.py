@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from minisgl_core.checkpoint import WeightSlot
 from minisgl_core.errors import ConfigError
+from minisgl_core.plugin_api import FUSABLE_OPS
 
 from .base import Layer
 
 if TYPE_CHECKING:
     from minisgl_core.core import Context
+    from minisgl_core.plugin_api import AddNorm, FusingLinear
 
-__all__ = ["ColumnMergedLinear", "Linear", "QKVLinear", "ReplicatedLinear", "RowLinear", "split_evenly"]
+    from .norm import RMSNorm
+
+__all__ = ["ColumnMergedLinear", "GatedLinear", "Linear", "QKVLinear", "ReplicatedLinear", "RowLinear", "split_evenly"]
 
 ALL = slice(None)
 
@@ -35,20 +39,49 @@ def split_evenly(what: str, total: int, tp_size: int) -> int:
 class Linear(Layer):
     """This rank's part of a linear layer: storage, and the product through the chosen linear backend."""
 
+    _act = False
+    """Does silu-and-mul follow?"""
+
     def __init__(self, ctx: Context, out_features: int, in_features: int, bias: bool = False) -> None:
         self._ctx = ctx
         self.weight = torch.empty(out_features, in_features, dtype=ctx.dtype, device=ctx.device)
         self.bias = torch.zeros(out_features, dtype=ctx.dtype, device=ctx.device) if bias else None
         self._product = ctx.linear.forward
         self._prepared: Any = None
+        self._normed_rows = 0
 
     def finish(self) -> None:
         self._prepared = self._ctx.linear.prepare_weights(self.weight)
         self.weight = self._ctx.linear.weight_of(self._prepared)
+        self._normed_rows = self._fused_rows(norm=True)
+
+    def _fused_rows(self, norm: bool) -> int:
+        """Up to how many rows the product takes in a norm before it, if asked, and silu-and-mul if that follows."""
+        wanted = {op for op, asked in zip(FUSABLE_OPS, (norm, self._act), strict=True) if asked}
+        if not wanted or not wanted <= self._ctx.fused:
+            return 0
+        linear = cast("FusingLinear", self._ctx.linear)
+        return linear.fused_rows(self._prepared, norm, self._act)
+
+    def _fused(self, x: torch.Tensor, norm: AddNorm | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return cast("FusingLinear", self._ctx.linear).forward_fused(x, self._prepared, self.bias, norm, self._act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, in) -> new (T, out)."""
         return self._product(x, self._prepared, self.bias)
+
+    def forward_normed(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`forward` of the norm of x plus residual (T, in), and that sum; None: x is where the sum begins."""
+        if residual is None:
+            return self.forward(norm.forward(x)), x
+        if x.shape[0] <= self._normed_rows:
+            out, total = self._fused(x, norm.beside(residual))
+            assert total is not None
+            return out, total
+        x, residual = norm.forward_add(x, residual)
+        return self.forward(x), residual
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "weight", self.weight
@@ -85,6 +118,27 @@ class ColumnMergedLinear(Linear):
                 shape = (width, *tensor.shape[1:])
                 yield WeightSlot(f"{beside}{name}.{kind}", shape, index, tensor[start : start + local])
                 start += local
+
+
+class GatedLinear(ColumnMergedLinear):
+    """gate and up merged, cut by output rows, and silu(gate) * up."""
+
+    _act = True
+
+    def __init__(self, ctx: Context, in_features: int, width: int, bias: bool = False) -> None:
+        super().__init__(ctx, in_features, {"gate_proj": width, "up_proj": width}, bias)
+        self._act_and_mul = ctx.ops.act_and_mul
+        self._act_rows = 0
+
+    def finish(self) -> None:
+        super().finish()
+        self._act_rows = self._fused_rows(norm=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (T, in) -> new (T, width of this rank)."""
+        if x.shape[0] <= self._act_rows:
+            return self._fused(x, None)[0]
+        return self._act_and_mul(super().forward(x))
 
 
 class QKVLinear(Linear):

@@ -10,10 +10,12 @@ import torch
 from minisgl_core.checkpoint import WeightSlot
 
 from .base import Layer
-from .linear import ColumnMergedLinear, ReplicatedLinear, RowLinear, split_evenly
+from .linear import GatedLinear, ReplicatedLinear, RowLinear, split_evenly
 
 if TYPE_CHECKING:
     from minisgl_core.core import Context
+
+    from .norm import RMSNorm
 
 __all__ = ["DenseMLP", "Experts", "SparseMLP"]
 
@@ -25,13 +27,19 @@ class DenseMLP(Layer):
 
     def __init__(self, ctx: Context, width: int, bias: bool = False) -> None:
         hidden = ctx.config.hidden_size
-        self._act_and_mul = ctx.ops.act_and_mul
-        self.gate_up_proj = ColumnMergedLinear(ctx, hidden, {"gate_proj": width, "up_proj": width}, bias)
+        self.gate_up_proj = GatedLinear(ctx, hidden, width, bias)
         self.down_proj = RowLinear(ctx, hidden, width, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, hidden) -> new (T, hidden), still to be summed over ranks."""
-        return self.down_proj.partial(self._act_and_mul(self.gate_up_proj.forward(x)))
+        return self.down_proj.partial(self.gate_up_proj.forward(x))
+
+    def forward_normed(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`forward` of the norm of x plus residual (T, hidden), and that sum."""
+        inner, residual = self.gate_up_proj.forward_normed(norm, x, residual)
+        return self.down_proj.partial(inner), residual
 
 
 class Experts(Layer):
@@ -109,3 +117,11 @@ class SparseMLP(Layer):
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + torch.sigmoid(self.shared_expert_gate.forward(x)) * self.shared_expert.forward(x)
         return out
+
+    def forward_normed(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`forward` of the norm of x plus residual (T, hidden), and that sum."""
+        # Router and experts both read the norm itself, so no product could take it in.
+        x, residual = norm.forward_add(x, residual)
+        return self.forward(x), residual

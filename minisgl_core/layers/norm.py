@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl_core.checkpoint import WeightSlot
+from minisgl_core.plugin_api import AddNorm
 
 from .base import Layer
 
@@ -31,6 +32,10 @@ class RMSNorm(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, N) -> new (T, N)."""
         return self._norm(x, self.weight, self.eps)
+
+    def beside(self, residual: torch.Tensor) -> AddNorm:
+        """:meth:`forward_add` with this residual, for a product that takes it in."""
+        return AddNorm(residual, self.weight, self.eps)
 
     def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x (T, N), this rank's summand -> (norm of the sum of x over ranks plus residual, that sum)."""

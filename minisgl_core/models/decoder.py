@@ -45,15 +45,8 @@ class DecoderLayer(Layer):
 
         ``rows`` (B,): the only tokens whose result is wanted; the keys and values of all are stored.
         """
-        if residual is None:
-            x, residual = self.input_layernorm.forward(x), x
-        else:
-            x, residual = self.input_layernorm.forward_add(x, residual)
-        x = self.self_attn.forward(x, batch, rows)
-        if rows is not None:
-            residual = residual.index_select(0, rows)
-        x, residual = self.post_attention_layernorm.forward_add(x, residual)
-        return self.mlp.forward(x), residual
+        x, residual = self.self_attn.forward_normed(self.input_layernorm, x, residual, batch, rows)
+        return self.mlp.forward_normed(self.post_attention_layernorm, x, residual)
 
 
 class Decoder(Layer):

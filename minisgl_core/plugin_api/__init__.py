@@ -8,7 +8,7 @@ from .graph import GraphHost, GraphRunner, GraphSetup, PoisonHost, padded_size
 from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
 from .kernels import KernelLibrary
 from .kv import KVKernels, KVSetup
-from .linear import LinearBackend, LinearSetup
+from .linear import FUSABLE_OPS, AddNorm, FusingLinear, LinearBackend, LinearSetup
 from .moe import MoEExecutor, MoESetup
 from .ops import OP_NAMES, LayerOps, OpsSetup, SampleArgs, SamplingMode
 from .pinned import PinnedRing
@@ -33,10 +33,12 @@ from .spec import (
 __all__ = [
     "ANY",
     "API_VERSIONS",
+    "FUSABLE_OPS",
     "HOOK_OF_ROLE",
     "OP_NAMES",
     "PROJECT",
     "ROLES",
+    "AddNorm",
     "AnyValue",
     "AttentionBackend",
     "AttentionSetup",
@@ -49,6 +51,7 @@ __all__ = [
     "CommSetup",
     "Communicator",
     "Event",
+    "FusingLinear",
     "GraphHost",
     "GraphLevel",
     "GraphRunner",

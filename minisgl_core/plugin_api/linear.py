@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from .platform import Platform
 
-__all__ = ["LinearBackend", "LinearSetup"]
+__all__ = ["FUSABLE_OPS", "AddNorm", "FusingLinear", "LinearBackend", "LinearSetup"]
+
+FUSABLE_OPS: Final = ("add_rms_norm", "act_and_mul")
+"""Operations that a linear backend may take into its products, named in ``Caps.ops``: one before, one behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,38 @@ class LinearBackend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class AddNorm(NamedTuple):
+    """What stands before a product: its input is ``rms_norm(x + residual) * weight``."""
+
+    residual: torch.Tensor
+    """(M, K), last dimension contiguous; never changed"""
+    weight: torch.Tensor
+    """(K,)"""
+    eps: float
+
+
+class FusingLinear(LinearBackend, Protocol):
+    """A linear backend that takes neighbours of a product into its kernel. Optional, since API 1.2.
+
+    A backend whose caps list some of :data:`FUSABLE_OPS` in ``ops`` has these methods too. The core uses them only
+    where the plan gives the operation to the same distribution, so that nothing runs that was not chosen.
+    """
+
+    def fused_rows(self, weights: Any, norm: bool, act: bool) -> int:
+        """Up to how many rows (M) these prepared weights should be multiplied by :meth:`forward_fused`; 0 = never.
+
+        ``norm``: with an add and norm before; ``act``: with silu-and-mul behind. Asked once per weight and pair.
+        """
+        ...
+
+    def forward_fused(
+        self, x: torch.Tensor, weights: Any, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x (M, K), M up to :meth:`fused_rows` -> (y, total).
+
+        y: new, (M, N), or where ``act`` (M, N/2) = silu of its first half times its second. total: ``x + residual`` in
+        x's dtype, new (M, K), None without ``norm``. x is never changed.
+        """
+        ...

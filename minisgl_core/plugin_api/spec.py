@@ -34,7 +34,7 @@ GraphLevel = Literal["never", "decode", "always"]
 ROLES: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear", "comm", "platform", "models")
 """All roles, in the order in which solutions are compared."""
 
-API_VERSIONS: Final[Mapping[str, str]] = {**dict.fromkeys(ROLES, "1.0"), "linear": "1.1", "moe": "1.1"}
+API_VERSIONS: Final[Mapping[str, str]] = {**dict.fromkeys(ROLES, "1.0"), "linear": "1.2", "moe": "1.1"}
 """The version of each role's protocol that this core serves."""
 
 
@@ -106,6 +106,8 @@ class Caps:
     attention, kv and the op qk_norm_rope_store; ``gqa_ratios``, ``phases``, ``features`` of attention; ``ops`` of ops;
     ``formats`` of linear (``plain`` = unquantised); ``architectures`` of models; ``graph``, if graphs are asked for, of
     the graph runner and of all that runs inside a captured decode step (comm only with several ranks).
+
+    ``ops`` of linear is not asked: it lists the operations that it can take into its products (``FUSABLE_OPS``).
 
     ``sm`` is an inclusive range of compute capabilities such as ``(90, 90)``; it is only asked on CUDA devices.
     ``gqa_ratios`` are query heads per kv head on one rank. ``page_sizes`` are those of the kernels: one fits if it

@@ -69,7 +69,8 @@ def _methods(choice: Choice) -> list[str]:
         return []
     if choice.role == "ops":
         return [*choice.ops, "close"]
-    return [name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")]
+    wanted = [name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")]
+    return [*wanted, "fused_rows", "forward_fused"] if choice.role == "linear" and choice.ops else wanted
 
 
 def _options(choice: Choice) -> Any:

@@ -32,7 +32,7 @@ class Choice:
     options_model: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
-    """Operations that it offers (role ``ops``)."""
+    """Operations that it offers (role ``ops``), or can take into its products (role ``linear``)."""
     page_size: int | None = None
     """Page size of its kernels, a divisor of the pool's; None where pages do not matter to it."""
     host_plan: tuple[Phase, ...] = ()
@@ -189,6 +189,16 @@ class Plan:
         """The distinct backends of a role, in the plan's order."""
         found = [bucket.choice for bucket in self.buckets if bucket.slot.role == role]
         return tuple({json.dumps(choice.to_json()): choice for choice in found}.values())
+
+    def fused(self, linear: Choice) -> frozenset[str]:
+        """Operations that this linear backend takes into its products, where it finds it faster: those that it offers
+        and the plan gives to its own distribution. A norm behind an all-reduce stays with it.
+        """
+        called = {"add_rms_norm": "allreduce_add_rms_norm"} if self.tp_size == 1 else {"add_rms_norm": None}
+        ops = {op: called.get(op, op) for op in linear.ops}
+        return frozenset(
+            op for op, name in ops.items() if name and self.choice("ops", op=name).distribution == linear.distribution
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""

@@ -10,7 +10,7 @@ from .compare import TOLERANCE, Mismatch
 from .contract import ContractCase
 from .graph import GraphCase
 from .kv import KVCase
-from .linear import LinearCase
+from .linear import FusedLinearCase, LinearCase
 from .moe import MoECase
 from .ops import OpsCase
 from .ops_sample import SampleCase
@@ -40,6 +40,7 @@ __all__ = [
     "CommSuite",
     "ContractCase",
     "Finding",
+    "FusedLinearCase",
     "GraphCase",
     "GraphSuite",
     "KVCase",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from minisgl_core.errors import ConfigError
-from minisgl_core.plugin_api import OP_NAMES, AnyValue, Caps, Role
+from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, AnyValue, Caps, Role
 from minisgl_core.registry import build, load_class
 from minisgl_core.registry.imports import import_object
 
@@ -82,7 +83,7 @@ class ContractCase(Case):
             if "cuda" in _listed(box.devices) and not isinstance(box.sm, AnyValue):
                 low, high = box.sm
                 expect(low <= high, f"box {number} declares no compute capability: sm={box.sm}")
-            _check_op_box(box, number)
+            _check_op_box(box, number, FUSABLE_OPS if subject.spec.role == "linear" else OP_NAMES)
 
     def _methods(self, subject: Subject, rig: Rig) -> None:
         """The factory can be imported and has every method of its role."""
@@ -122,6 +123,6 @@ def _listed(names: Any) -> tuple[str, ...]:
     return () if isinstance(names, AnyValue) else tuple(names)
 
 
-def _check_op_box(box: Caps, number: int) -> None:
-    unknown = [name for name in box.ops if name not in OP_NAMES]
+def _check_op_box(box: Caps, number: int, known: Sequence[str]) -> None:
+    unknown = [name for name in box.ops if name not in known]
     expect(not unknown, f"box {number} offers operations that do not exist: {', '.join(unknown)}")

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minisgl_core.plugin_api import Caps, LinearSetup
+from minisgl_core.plugin_api import AddNorm, Caps, LinearSetup
 from minisgl_core.registry.query import Need
 
-from .attention_cases import DTYPES
-from .case import collect
 from .compare import close, expect, same
+from .ops_reference import rms_norm, silu_mul
 from .rig import dtype_named
-from .subject import names_of
 from .trial import Draw, Tensors, Trial, TrialCase, spread
 
 if TYPE_CHECKING:
     from .rig import Rig
     from .subject import Subject
 
-__all__ = ["LinearCase", "linear_cases"]
+__all__ = ["FusedLinearCase", "LinearCase"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,42 +68,49 @@ class _Product(Trial):
         return close(outputs[0], want, "the product")
 
 
-def linear_cases(subject: Subject, rig: Rig, quick: bool) -> list[LinearCase]:
-    """Rows around every size at which kernels change their way, and odd widths."""
-    return collect(subject, rig, lambda box: _of_box(box, quick), _beyond)
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FusedLinearCase(LinearCase):
+    """A product that takes in an add and norm before it (``norm``), silu-and-mul behind it (``act``), or both."""
+
+    norm: bool = False
+    act: bool = False
+    eps: float = 1e-6
+
+    def trial(self, backend: Any, rig: Rig) -> Trial:
+        return _Fused(self, backend, rig)
 
 
-def _of_box(box: Caps, quick: bool) -> Iterator[LinearCase]:
-    dtypes = names_of(box.dtypes, DTYPES)
-    for dtype in dtypes:
-        base = LinearCase(name=dtype, dtype=dtype)
+class _Fused(_Product):
+    _c: FusedLinearCase
 
-        def case(what: str, base: LinearCase = base, **changes: Any) -> LinearCase:
-            return replace(base, name=f"{base.dtype}/{what}", **changes)
+    def __init__(self, case: FusedLinearCase, backend: Any, rig: Rig) -> None:
+        super().__init__(case, backend, rig)
+        rows = backend.fused_rows(self._prepared, case.norm, case.act)
+        expect(isinstance(rows, int) and rows >= 0, f"fused_rows is {rows!r}, not a number of rows")
 
-        for m in (1, 16, 17, 130) if quick else (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 32, 33, 64, 65, 130, 513):
-            yield case(f"m={m}", m=m)
-        if quick and dtype != dtypes[0]:
-            continue
-        yield case("bias", bias=True)
-        yield case("bias,m=1", bias=True, m=1)
-        yield case("strided", strided=True)
-        for n, k in ((1, 64), (5, 576), (1000, 32), (96, 1536)):
-            yield case(f"n={n},k={k}", n=n, k=k, m=3)
-            yield case(f"n={n},k={k},m=40", n=n, k=k, m=40)
-        yield case("rewritten", how="rewritten", bias=True)
-        yield case("in_turn", how="in_turn")
-        yield case("growth", how="growth")
-        if box.graph != "never":
-            for m in (1, 40):
-                yield case(f"replay,m={m}", how="replay", m=m, bias=True)
+    def draw(self, draw: Draw) -> Tensors:
+        c, dtype, inputs = self._c, dtype_named(self._c.dtype), super().draw(draw)
+        if c.norm:
+            residual = draw.normal(c.m, c.k, dtype=dtype, scale=3.0)
+            inputs["residual"] = spread(residual) if c.strided else residual
+            inputs["gain"] = draw.normal(c.k, dtype=dtype)
+        return inputs
 
+    def call(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
+        norm = AddNorm(inputs["residual"], inputs["gain"], self._c.eps) if self._c.norm else None
+        out, total = self._backend.forward_fused(inputs["x"], self._prepared, inputs.get("bias"), norm, self._c.act)
+        expect((total is not None) == self._c.norm, "total is returned with a norm, and only then")
+        return (out,) if total is None else (out, total)
 
-def _beyond(box: Caps) -> Iterator[LinearCase]:
-    dtypes = names_of(box.dtypes, DTYPES)
-    base = LinearCase(name="outside", outside=True, dtype=(dtypes or DTYPES)[0])
-    for dtype in DTYPES:
-        if dtype not in dtypes:
-            yield replace(base, name=f"outside/dtype={dtype}", dtype=dtype)
-    if box.graph == "never":
-        yield replace(base, name="outside/replay", how="replay")
+    def judge(self, inputs: Tensors, outputs: Sequence[torch.Tensor]) -> float:
+        c, x, worst = self._c, inputs["x"].to(torch.float64), 0.0
+        if c.norm:
+            total = (inputs["x"].to(torch.float32) + inputs["residual"].to(torch.float32)).to(inputs["x"].dtype)
+            worst = close(outputs[1], total.to(torch.float64), "x + residual")
+            x = rms_norm(total, inputs["gain"], c.eps)
+        want = x @ self._weight.to(torch.float64).T
+        if c.bias:
+            want += inputs["bias"].to(torch.float64)
+        want = silu_mul(want) if c.act else want
+        expect(outputs[0].dtype == inputs["x"].dtype, f"the result is {outputs[0].dtype}")
+        return max(worst, close(outputs[0], want, "the product"))

@@ -14,7 +14,7 @@ from .comm import comm_cases
 from .contract import contract_cases
 from .graph import graph_cases
 from .kv import kv_cases
-from .linear import linear_cases
+from .linear_cases import linear_cases
 from .moe import moe_cases
 from .ops_cases import ops_cases
 from .outside import check_refused

@@ -14,7 +14,7 @@ from minisgl_core.core import Batch, SamplingParams
 from minisgl_core.engine import EngineConfig
 from minisgl_core.engine.dispatch import AttentionDispatcher, Route
 from minisgl_core.engine.planning import make_plan
-from minisgl_core.engine.setups import LinearRoute, ResolvedLinear
+from minisgl_core.engine.products import LinearRoute, ResolvedLinear
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.registry import Bucket, Plan, Slot

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl_core.plugin_api import ANY, OP_NAMES, BackendSpec, Caps, OneOf, Role
+from minisgl_core.plugin_api import ANY, FUSABLE_OPS, OP_NAMES, BackendSpec, Caps, OneOf, Role
 from minisgl_core.testing import Rig, Subject, cases_of, run_cases
 from minisgl_core.testing.outside import Outsider
 
@@ -32,6 +32,8 @@ FULL = Caps(
     per_row_seed=True,
 )
 PLANNED = replace(FULL, host_plan=("decode",))
+PRODUCTS = replace(FULL, ops=())
+FUSED = replace(FULL, ops=FUSABLE_OPS)
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,14 @@ MUTANTS = [
     Mutant("ops", "NanRowsGiveAToken", "greedy", "expected -1"),
     Mutant("ops", "RoutesOnceForAnAddress", "route/float32/rewritten", "call 1 on the same tensors"),
     Mutant("ops", "DrawsFromTheProcessNoise", "sample/float32/random", "torch's random state"),
-    Mutant("linear", "ForgetsTheBias", "bias"),
-    Mutant("linear", "OneWeightForAllInstances", "in_turn", "instance 0 of 2"),
+    Mutant("linear", "ForgetsTheBias", "bias", caps=PRODUCTS),
+    Mutant("linear", "OneWeightForAllInstances", "in_turn", "instance 0 of 2", PRODUCTS),
+    Mutant("linear", "ForgetsTheResidual", "norm/m=1", "x + residual", FUSED),
+    Mutant("linear", "AddsIntoTheResidual", "norm/m=1", "residual", FUSED),
+    Mutant("linear", "SwapsGateAndUp", "act/m=17", "the product", FUSED),
+    Mutant("linear", "HasItsOwnEps", "norm/large-eps,m=5", "the product", FUSED),
+    Mutant("linear", "KeepsTheFirstGains", "norm/rewritten,m=5", "call 1 on the same tensors", FUSED),
+    Mutant("linear", "NormsWithoutSayingSo", "norm+act/m=1", "total is returned with a norm", FUSED),
     Mutant("graph", "PadsWithALiveRow", "mixed", "afterwards"),
     Mutant("graph", "ForgetsASize", "capture", "not recorded"),
     Mutant("graph", "RunsTheStepAtReplay", "size=2", "runs the step's Python"),

@@ -27,7 +27,8 @@ from minisgl_cuda.triton_ops import skinny
 found = []
 for name, constants in json.loads(sys.argv[1]):
     kernel = getattr(skinny, name)
-    types = {arg: "constexpr" if arg in constants else "*bf16" if arg.endswith("_ptr") else "i32"
+    scalars = {"eps": "fp32"}
+    types = {arg: "constexpr" if arg in constants else "*bf16" if arg.endswith("_ptr") else scalars.get(arg, "i32")
              for arg in kernel.arg_names}
     given = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
     options = {"num_warps": 4, "num_stages": 3, "launch_pdl": constants["DEPENDENT"]}
@@ -39,9 +40,10 @@ ONE_ROW: dict[str, Any] = {"K": 3072, "BIAS": True, "BLOCK_N": 4, "BLOCK_K": 102
 ROWS: dict[str, Any] = {
     "K": 1024, "BIAS": True, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128, "LINES": 16, "UPCAST": False,
 }  # fmt: skip
+FORMS = ((False, True), (False, False), (True, True))
+"""With neighbours taken in or without; launched dependently or not"""
 
-
-POINTERS = ("x", "weight", "bias", "out")
+POINTERS = ("x", "weight", "bias", "out", "residual", "gain", "total")
 """The first parameters of both kernels"""
 
 
@@ -52,9 +54,9 @@ def accesses(code: str) -> Counter[str]:
     for line in code.splitlines():
         registers = re.findall(r"%rd\d+", line)
         known = [origin[register] for register in registers if register in origin]
-        if parameter := re.search(r"ld\.param\.[bu]64\s+(%rd\d+), \[\w+_param_([0-3])\]", line):
+        if parameter := re.search(r"ld\.param\.[bu]64\s+(%rd\d+), \[\w+_param_([0-6])\]", line):
             origin[parameter[1]] = POINTERS[int(parameter[2])]
-        elif re.search(r"\.global.*\[", line):
+        elif re.search(r"\.global.*\[\s*%rd", line):
             found.update(known[:1] or ["unknown"])
         elif known:
             origin[registers[0]] = known[-1]
@@ -64,9 +66,9 @@ def accesses(code: str) -> Counter[str]:
 @pytest.mark.skipif(not DEPENDENT_LAUNCH, reason="this Triton has no dependent launches")
 def test_only_the_weight_is_asked_for_before_the_previous_kernel_is_done(tmp_path: Path) -> None:
     kernels = [
-        (name, {**constants, "DEPENDENT": dependent})
+        (name, {**constants, "NORM": fused, "ACT": fused, "DEPENDENT": dependent})
         for name, constants in (("_gemv_kernel", ONE_ROW), ("_skinny_kernel", ROWS))
-        for dependent in (True, False)
+        for fused, dependent in FORMS
     ]
     settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     settings |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
@@ -74,11 +76,11 @@ def test_only_the_weight_is_asked_for_before_the_previous_kernel_is_done(tmp_pat
         [sys.executable, "-c", COMPILER, json.dumps(kernels)], capture_output=True, text=True, env=settings, check=False
     )
     assert done.returncode == 0, done.stderr
-    one, one_alone, rows, rows_alone = json.loads(done.stdout)
-    assert "griddepcontrol" not in one_alone + rows_alone
-    for code in (one, rows):
+    for (name, constants), code in zip(kernels, json.loads(done.stdout), strict=True):
         before, wait, _ = code.partition("griddepcontrol.wait")
-        assert wait and before.count("griddepcontrol.launch_dependents") == 1 and "prefetch.global.L2" in before
-        assert accesses(before).keys() == {"weight"} and accesses(code).keys() == set(POINTERS)
-    before = one.partition("griddepcontrol.wait")[0]
-    assert len(re.findall(r"ld\.global", before)) >= 4  # rows of the weight, in registers
+        assert accesses(code).keys() == set(POINTERS if constants["NORM"] else POINTERS[:4])
+        assert bool(wait) == constants["DEPENDENT"] and before.count("griddepcontrol.launch_dependents") == bool(wait)
+        if wait:
+            assert "prefetch.global.L2" in before and accesses(before).keys() == {"weight"}
+            ahead = len(re.findall(r"ld\.global", before))
+            assert ahead >= 4 if name == "_gemv_kernel" else ahead == 0  # rows of the weight, in registers

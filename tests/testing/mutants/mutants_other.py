@@ -11,6 +11,7 @@ from minisgl_core.builtin.linear import PlainLinear
 from minisgl_core.builtin.ops import ComposedOps, filter_mask, gumbel_noise
 from minisgl_cpu_sim.graph import EmulatedGraphRunner
 from minisgl_cpu_sim.pure.kv import TorchKV
+from minisgl_cpu_sim.pure.linear import FusedTorchLinear
 
 # kv
 
@@ -224,6 +225,40 @@ class OneWeightForAllInstances(PlainLinear):
 
     def forward(self, x, weights, bias=None):
         return super().forward(x, self.prepared, bias)
+
+
+class ForgetsTheResidual(FusedTorchLinear):
+    def forward_fused(self, x, weights, bias, norm, act):
+        forgotten = norm and norm._replace(residual=torch.zeros_like(norm.residual))
+        return super().forward_fused(x, weights, bias, forgotten, act)
+
+
+class AddsIntoTheResidual(FusedTorchLinear):
+    def forward_fused(self, x, weights, bias, norm, act):
+        out, total = super().forward_fused(x, weights, bias, norm, act)
+        return out, total if total is None else norm.residual.copy_(total)
+
+
+class SwapsGateAndUp(FusedTorchLinear):
+    def forward_fused(self, x, weights, bias, norm, act):
+        half = len(weights) // 2
+        return super().forward_fused(x, weights.roll(half, 0), None if bias is None else bias.roll(half, 0), norm, act)
+
+
+class HasItsOwnEps(FusedTorchLinear):
+    def forward_fused(self, x, weights, bias, norm, act):
+        return super().forward_fused(x, weights, bias, norm and norm._replace(eps=1e-6), act)
+
+
+class KeepsTheFirstGains(FusedTorchLinear):
+    def forward_fused(self, x, weights, bias, norm, act):
+        self._gains = getattr(self, "_gains", norm and norm.weight.clone())
+        return super().forward_fused(x, weights, bias, norm and norm._replace(weight=self._gains), act)
+
+
+class NormsWithoutSayingSo(FusedTorchLinear):
+    def forward_fused(self, x, weights, bias, norm, act):
+        return super().forward_fused(x, weights, bias, norm, act)[0], None
 
 
 # graph

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from minisgl_core.plugin_api import ANY, OP_NAMES, BackendSpec, Caps, PluginInfo, hookimpl
+from minisgl_core.plugin_api import ANY, FUSABLE_OPS, OP_NAMES, BackendSpec, Caps, PluginInfo, hookimpl
 
 __all__ = ["MINISGL_PLUGIN"]
 
 MINISGL_PLUGIN = PluginInfo(
-    name="cpu_sim", api=dict.fromkeys(("attention", "graph", "kv", "moe", "ops", "linear"), ">=1,<2")
+    name="cpu_sim",
+    api={**dict.fromkeys(("attention", "graph", "kv", "moe", "ops"), ">=1,<2"), "linear": ">=1.2,<2"},
 )
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -154,7 +155,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
 
 @hookimpl
 def minisgl_linears() -> list[BackendSpec]:
-    """``cpu``."""
+    """``cpu`` and ``fused``."""
     return [
         BackendSpec(
             role="linear",
@@ -164,7 +165,16 @@ def minisgl_linears() -> list[BackendSpec]:
             caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always", formats=("plain",)),),
             tier=10,
             summary="C++: skinny products at memory speed, blocked ones above",
-        )
+        ),
+        BackendSpec(
+            role="linear",
+            name="fused",
+            factory="minisgl_cpu_sim.pure.linear:FusedTorchLinear",
+            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always", formats=("plain",), ops=FUSABLE_OPS),),
+            tier=90,
+            stand_in=True,
+            summary="torch's products with the norm before and the activation behind: runs the core's fused path",
+        ),
     ]
 
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from .options import SkinnyOptions
 from .tiles import TileTable
+from .triton_ops.act import act_and_mul
 from .triton_ops.dependent import dependent_launch
+from .triton_ops.norm import add_rms_norm
 from .triton_ops.skinny import MAX_ROWS, default_tile, skinny_linear
 
 if TYPE_CHECKING:
-    from minisgl_core.plugin_api import LinearSetup
+    from collections.abc import Sequence
 
-__all__ = ["SkinnyLinear"]
+    from minisgl_core.plugin_api import AddNorm, LinearSetup
+
+__all__ = ["FUSED_PARTS", "SkinnyLinear"]
+
+FUSED_PARTS: Final = {(True, False): "norm", (False, True): "act", (True, True): "norm+act"}
+"""Parts of a tile file, by what a product takes in: a norm, an activation."""
+UNMEASURED_ROWS: Final = 1
+"""Up to how many rows a product takes in what it can, on a weight that no benchmark has measured."""
 
 
 class Prepared(NamedTuple):
@@ -34,10 +43,16 @@ class SkinnyLinear:
     """
 
     def __init__(self, setup: LinearSetup, options: SkinnyOptions | None = None) -> None:
+        options = options or SkinnyOptions()
         self._platform = setup.platform
         sm = 0 if setup.platform is None else setup.platform.sm
-        self._tiles = TileTable.load(f"skinny-sm{sm}")
-        self._dependent = dependent_launch(sm, (options or SkinnyOptions()).dependent_launch)
+        name = f"skinny-sm{sm}"
+        self._tiles = TileTable.load(name)
+        self._fused = {form: TileTable.load(name, part) for form, part in FUSED_PARTS.items()}
+        self._dependent = dependent_launch(sm, options.dependent_launch)
+        self._fuse = frozenset(options.fuse)
+        # Scaled only after the sum, a row times its gains could overflow float16 on its way to the tensor cores.
+        self._normed_rows = 1 if setup.dtype == torch.float16 else MAX_ROWS
 
     def prepare_weights(self, weight: torch.Tensor) -> Prepared:
         """(N, K), used as it is."""
@@ -62,6 +77,44 @@ class SkinnyLinear:
                 return out
         # What torch's ``linear`` comes down to; transposing in each call would cost the host more than all around it.
         return torch.mm(x, weights.transposed) if bias is None else torch.addmm(bias, x, weights.transposed)
+
+    def fused_rows(self, weights: Prepared, norm: bool, act: bool) -> int:
+        """Up to how many rows it was measured faster to take these neighbours in."""
+        wanted = {op for op, asked in (("add_rms_norm", norm), ("act_and_mul", act)) if asked}
+        if not wanted or not wanted <= self._fuse:
+            return 0
+        n, k = weights.weight.shape
+        measured = self._fused[norm, act].most_rows(n, k)
+        return min(UNMEASURED_ROWS if measured is None else measured, self._normed_rows if norm else MAX_ROWS)
+
+    def forward_fused(
+        self, x: torch.Tensor, weights: Prepared, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x (M, K) -> (y (M, N) or (M, N/2), total (M, K) or None): one kernel for few rows, else several."""
+        rows, (n, k) = x.shape[0], weights.weight.shape
+        if rows > (MAX_ROWS if norm is None else self._normed_rows):
+            return self._unfused(x, weights, bias, norm, act)
+        tile: Sequence[int] = self._fused[norm is not None, act].find(n, k, rows) or default_tile(rows, n, k)
+        out, total = x.new_empty((rows, n // 2 if act else n)), None
+        if norm is not None:
+            total = x.new_empty((rows, k))
+        before = (None, None, 0.0) if norm is None else norm
+        skinny_linear(out, x, weights.weight, bias, *tile, self._dependent, act, total, *before)
+        return out, total
+
+    def _unfused(
+        self, x: torch.Tensor, weights: Prepared, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        total = None
+        if norm is not None:
+            x, total = x.clone(), norm.residual.clone()
+            add_rms_norm(x, total, norm.weight, norm.eps)
+        out = self.forward(x, weights, bias)
+        if not act:
+            return out, total
+        inner = x.new_empty((x.shape[0], out.shape[1] // 2))
+        act_and_mul(inner, out)
+        return inner, total
 
     def close(self) -> None:
         """Holds nothing."""

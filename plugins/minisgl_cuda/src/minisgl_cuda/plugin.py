@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf, PluginInfo, hookimpl
+from minisgl_core.plugin_api import ANY, FUSABLE_OPS, BackendSpec, Caps, OneOf, PluginInfo, hookimpl
 
 __all__ = [
     "MINISGL_PLUGIN",
@@ -17,7 +17,7 @@ __all__ = [
 
 MINISGL_PLUGIN = PluginInfo(
     name="cuda",
-    api={"attention": ">=1,<2", "graph": ">=1,<2", "kv": ">=1,<2", "linear": ">=1.1,<2", "ops": ">=1,<2"},
+    api={"attention": ">=1,<2", "graph": ">=1,<2", "kv": ">=1,<2", "linear": ">=1.2,<2", "ops": ">=1,<2"},
 )
 
 _SM = (80, 121)
@@ -175,9 +175,10 @@ def minisgl_linears() -> list[BackendSpec]:
                     dtypes=_HALF,
                     graph="always",
                     formats=("plain",),
+                    ops=FUSABLE_OPS,
                 ),
             ),
             tier=10,
-            summary="matrix products of up to 16 rows",
+            summary="matrix products of up to 16 rows, with the norm before and the activation behind",
         )
     ]

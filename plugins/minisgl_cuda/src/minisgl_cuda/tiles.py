@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 __all__ = ["TileTable"]
+
+Entries = Mapping[str, Sequence[tuple[int, list[int]]]]
 
 
 class TileTable:
     """What a benchmark found fastest, by weight shape and number of rows."""
 
-    def __init__(self, entries: dict[str, list[tuple[int, list[int]]]]) -> None:
+    def __init__(self, entries: Entries) -> None:
         self._entries: dict[tuple[int, int], tuple[list[int], list[list[int]]]] = {}
         for shape, rows in entries.items():
             n, k = map(int, shape.split("x"))
             self._entries[n, k] = ([limit for limit, _ in rows], [tile for _, tile in rows])
 
     @classmethod
-    def load(cls, name: str) -> TileTable:
-        """The table that this package ships under a name; empty if it ships none."""
+    def load(cls, name: str, part: str = "tiles") -> TileTable:
+        """A part of the file that this package ships under a name; empty if it ships none."""
         file = files(__package__) / "tiles" / f"{name}.json"
-        return cls(json.loads(file.read_text())["tiles"] if file.is_file() else {})
+        return cls(json.loads(file.read_text()).get(part, {}) if file.is_file() else {})
 
     def find(self, n: int, k: int, rows: int) -> list[int] | None:
         """The tile for ``rows`` rows on an (n, k) weight; [] = the library is faster; None = not measured."""
@@ -31,3 +34,15 @@ class TileTable:
             return None
         place = bisect_left(entry[0], rows)
         return entry[1][place] if place < len(entry[0]) else None
+
+    def most_rows(self, n: int, k: int) -> int | None:
+        """Up to how many rows an (n, k) weight has a tile, without a gap from the first on; None = not measured."""
+        entry = self._entries.get((n, k))
+        if entry is None:
+            return None
+        most = 0
+        for limit, tile in zip(*entry, strict=True):
+            if not tile:
+                break
+            most = limit
+        return most

@@ -3,6 +3,10 @@
 A program owns BLOCK_N rows of the weight and streams them once. M = 1 multiplies and adds on the vector units; more
 rows go through the tensor cores, padded to 16. Under a dependent launch the weight is on its way before x is there:
 reading it is what takes the time, and the kernels between two products leave the memory idle.
+
+A product can take in the norm before it: every program adds the residual and scales by the gains as it reads x, and
+divides by the root of the mean square, one number per row, at the end. It can also end with silu(gate) * up: a program
+then owns pairs of rows, a gate and its up.
 """
 
 from __future__ import annotations
@@ -36,15 +40,49 @@ def _fetch(w_ptr, rows, w_stride, N, BEGIN: tl.constexpr, K: tl.constexpr, LINES
 
 
 @triton.jit
+def _own_rows(N, BLOCK_N: tl.constexpr, PAIRS: tl.constexpr):
+    """This program's rows of the weight, and which of them exist. PAIRS: a gate, its up, the next gate, its up..."""
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = row < N
+    if PAIRS:
+        row = row // 2 + row % 2 * (N // 2)
+    return row, inside
+
+
+@triton.jit
+def _input(x_at, residual_at, total_at, inside, kept, NORM: tl.constexpr):
+    """Some of x; where NORM, of x + residual, rounded as later layers see it, and stored where ``kept``."""
+    x = tl.load(x_at, mask=inside, other=0.0)
+    if NORM:
+        total = x.to(tl.float32) + tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
+        x = total.to(x.dtype)
+        tl.store(total_at, x, mask=kept)
+    return x
+
+
+@triton.jit
+def _activated(out, DTYPE: tl.constexpr, M: tl.constexpr, PAIRS: tl.constexpr):
+    """(M, 2 PAIRS) -> silu(gate) * up (M, PAIRS), both rounded to DTYPE before, as they are where the product ends."""
+    gate, up = tl.split(tl.reshape(out.to(DTYPE).to(tl.float32), (M, PAIRS, 2)))
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def _gemv_kernel(
     x_ptr,
     w_ptr,
     bias_ptr,
     out_ptr,
+    residual_ptr,
+    gain_ptr,
+    total_ptr,
     w_stride,
     N,
+    eps,
     K: tl.constexpr,
     BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    ACT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -52,8 +90,7 @@ def _gemv_kernel(
     DEPENDENT: tl.constexpr,
 ):
     let_next_kernel_start(DEPENDENT)
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = rows < N
+    rows, inside = _own_rows(N, BLOCK_N, ACT)
     base = w_ptr + rows.to(tl.int64)[:, None] * w_stride
     k = tl.arange(0, AHEAD)
     w = tl.load(base + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
@@ -61,18 +98,34 @@ def _gemv_kernel(
     if DEPENDENT and K > AHEAD:
         _fetch(w_ptr, rows, w_stride, N, AHEAD, K, LINES)
     wait_for_previous_kernel(DEPENDENT)
-    x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+    kept = tl.where(tl.program_id(0) == 0, K, 0)  # one program stores the sum
+    x = _input(x_ptr + k, residual_ptr + k, total_ptr + k, k < K, k < kept, NORM).to(tl.float32)
+    if NORM:
+        power = tl.sum(x * x, axis=0)
+        x *= tl.load(gain_ptr + k, mask=k < K, other=0.0).to(tl.float32)
     out = tl.sum(w.to(tl.float32) * x[None, :], axis=1)
     if K > AHEAD:
-        total = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        squares = tl.zeros([BLOCK_K], tl.float32)
         for start in range(AHEAD, K, BLOCK_K):
-            rest = start + tl.arange(0, BLOCK_K)
-            x_rest = tl.load(x_ptr + rest, mask=rest < K, other=0.0).to(tl.float32)
-            w_rest = tl.load(base + rest[None, :], mask=inside[:, None] & (rest < K)[None, :], other=0.0)
-            total += w_rest.to(tl.float32) * x_rest[None, :]
-        out += tl.sum(total, axis=1)
+            at = start + tl.arange(0, BLOCK_K)
+            x_rest = _input(x_ptr + at, residual_ptr + at, total_ptr + at, at < K, at < kept, NORM).to(tl.float32)
+            if NORM:
+                squares += x_rest * x_rest
+                x_rest *= tl.load(gain_ptr + at, mask=at < K, other=0.0).to(tl.float32)
+            w_rest = tl.load(base + at[None, :], mask=inside[:, None] & (at < K)[None, :], other=0.0)
+            sums += w_rest.to(tl.float32) * x_rest[None, :]
+        out += tl.sum(sums, axis=1)
+        if NORM:
+            power += tl.sum(squares, axis=0)
+    if NORM:
+        out *= tl.rsqrt(power / K + eps)
     if BIAS:
         out += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    if ACT:
+        rows = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        inside = rows < N // 2
+        out = tl.reshape(_activated(out, out_ptr.dtype.element_ty, 1, BLOCK_N // 2), (BLOCK_N // 2,))
     tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -82,13 +135,20 @@ def _skinny_kernel(
     w_ptr,
     bias_ptr,
     out_ptr,
+    residual_ptr,
+    gain_ptr,
+    total_ptr,
     x_stride,
     w_stride,
     out_stride,
+    residual_stride,
     M,
     N,
+    eps,
     K: tl.constexpr,
     BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    ACT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -97,26 +157,41 @@ def _skinny_kernel(
     UPCAST: tl.constexpr,
 ):
     let_next_kernel_start(DEPENDENT)
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows, inside = _own_rows(N, BLOCK_N, ACT)
     if DEPENDENT:
         _fetch(w_ptr, rows, w_stride, N, 0, K, LINES)
     wait_for_previous_kernel(DEPENDENT)
     tokens = tl.arange(0, BLOCK_M)
-    inside, live = rows < N, tokens < M
+    live = tokens < M
+    kept = tl.where(tl.program_id(0) == 0, K, 0)  # one program stores the sums
     w_base = w_ptr + rows.to(tl.int64)[None, :] * w_stride
     x_base = x_ptr + tokens.to(tl.int64)[:, None] * x_stride
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    residual_base = residual_ptr + tokens.to(tl.int64)[:, None] * residual_stride
+    total_base = total_ptr + tokens.to(tl.int64)[:, None] * K
+    out = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        x = tl.load(x_base + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0)
+        inside_x, kept_x = live[:, None] & (k < K)[None, :], live[:, None] & (k < kept)[None, :]
+        x = _input(x_base + k[None, :], residual_base + k[None, :], total_base + k[None, :], inside_x, kept_x, NORM)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=1)
+            x = (wide * tl.load(gain_ptr + k, mask=k < K, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
         w = tl.load(w_base + k[:, None], mask=inside[None, :] & (k < K)[:, None], other=0.0)
         if UPCAST:
             x, w = x.to(tl.float32), w.to(tl.float32)
-        total = tl.dot(x, w, total, input_precision="ieee")
+        out = tl.dot(x, w, out, input_precision="ieee")
+    if NORM:
+        out *= tl.rsqrt(squares / K + eps)[:, None]
     if BIAS:
-        total += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)[None, :]
+        out += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if ACT:
+        rows = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        inside = rows < N // 2
+        out = _activated(out, out_ptr.dtype.element_ty, BLOCK_M, BLOCK_N // 2)
     at = out_ptr + tokens.to(tl.int64)[:, None] * out_stride + rows[None, :]
-    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=live[:, None] & inside[None, :])
+    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=live[:, None] & inside[None, :])
 
 
 def default_tile(rows: int, n: int, k: int) -> Tile:
@@ -145,32 +220,46 @@ def _skinny_linear(
     warps: int,
     stages: int,
     dependent: bool,
+    act: bool = False,
+    total: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    gain: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     dependent = dependent and not INTERPRETED
     rows, (n, k) = x.shape[0], weight.shape
     grid = (triton.cdiv(n, block_n),)
-    given = weight if bias is None else bias
     held = ahead(block_n, block_k, warps, k) if rows == 1 else 0
     lines = min(MOST_LINES, triton.next_power_of_2(max(1, -(-(k - held) // 64))))
+    # Pointers that a form of the kernel never follows still have to be pointers.
+    tensors = (
+        x, weight, weight if bias is None else bias, out,
+        x if residual is None else residual, weight if gain is None else gain, out if total is None else total,
+    )  # fmt: skip
+    forms = {"BIAS": bias is not None, "NORM": residual is not None, "ACT": act, "DEPENDENT": dependent}
     if rows == 1:
         _gemv_kernel[grid](
-            x, weight, given, out, weight.stride(0), n, k, BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k,
-            AHEAD=held, LINES=lines, DEPENDENT=dependent, num_warps=warps, num_stages=stages,
-            launch_pdl=dependent,
+            *tensors, weight.stride(0), n, eps, K=k, **forms, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=held,
+            LINES=lines, num_warps=warps, num_stages=stages, launch_pdl=dependent,
         )  # fmt: skip
     else:
+        step = 0 if residual is None else residual.stride(0)
         _skinny_kernel[grid](
-            x, weight, given, out, x.stride(0), weight.stride(0), out.stride(0), rows, n, k, BIAS=bias is not None,
-            BLOCK_M=16, BLOCK_N=block_n, BLOCK_K=block_k, LINES=lines,
-            DEPENDENT=dependent, UPCAST=INTERPRETED, num_warps=warps, num_stages=stages, launch_pdl=dependent,
+            *tensors, x.stride(0), weight.stride(0), out.stride(0), step, rows, n, eps, K=k, **forms, BLOCK_M=16,
+            BLOCK_N=block_n, BLOCK_K=block_k, LINES=lines, UPCAST=INTERPRETED, num_warps=warps, num_stages=stages,
+            launch_pdl=dependent,
         )  # fmt: skip
 
 
 skinny_linear = library.register(
     "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, int block_n, int block_k, int warps, "
-    "int stages, bool dependent) -> ()",
+    "int stages, bool dependent, bool act=False, Tensor(b!)? total=None, Tensor? residual=None, Tensor? gain=None, "
+    "float eps=0.0) -> ()",
     _skinny_linear,
     DEVICES,
 )
 """x (M, K) with M <= MAX_ROWS, weight (N, K), bias (N,) -> out (M, N); the four numbers are a Tile; dependent: a
-programmatic dependent launch (compute capability 9.0), which reads the weight before earlier kernels are done"""
+programmatic dependent launch (compute capability 9.0), which reads the weight before earlier kernels are done.
+
+act: out (M, N/2) = silu(gate) * up of weight rows gate, then up. residual (M, K), gain (K,), eps and total (M, K),
+contiguous, together: total = x + residual, and the product is of rms_norm(total) * gain."""

@@ -1,0 +1,120 @@
+"""Products that take in the norm before and the activation behind: where the plan allows it, and to the same tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl_core.core import SamplingParams
+from minisgl_core.engine import EngineConfig
+from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.products import LinearRoute, ResolvedLinear
+from minisgl_core.llm import LLM
+from minisgl_core.modelconfig import read_model_config
+from minisgl_core.registry import Plan
+
+pytest.importorskip("minisgl_cpu_sim")
+
+from minisgl_cpu_sim.pure.linear import FusedTorchLinear
+
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13], [14, 15, 16, 17, 18]]
+SETTINGS: dict[str, Any] = {
+    "dtype": torch.float32,
+    "device": "cpu",
+    "max_running_req": 4,
+    "num_page_override": 256,
+    "max_seq_len_override": 64,
+    "progress": False,
+}
+BOTH = frozenset({"add_rms_norm", "act_and_mul"})
+
+
+def plan_for(path: Path, linear: str, ops: str = "cpu", **settings: Any) -> Plan:
+    backends = {"attention": "torch", "kv": "torch", "ops": ops, "linear": linear, "graph": "emulated"}
+    config = EngineConfig(str(path), backends=backends, **{**SETTINGS, **settings})
+    return make_plan(config, read_model_config(str(path)))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bool, bool]]:
+    """How often products took in (a norm, an activation); none may have more rows than the backend asked for."""
+    seen: Counter[tuple[bool, bool]] = Counter()
+    inner = FusedTorchLinear.forward_fused
+
+    def forward(self: Any, x: torch.Tensor, weights: Any, bias: Any, norm: Any, act: bool) -> Any:
+        assert x.shape[0] <= self.fused_rows(weights, norm is not None, act)
+        seen[norm is not None, act] += 1
+        return inner(self, x, weights, bias, norm, act)
+
+    monkeypatch.setattr(FusedTorchLinear, "forward_fused", forward)
+    return seen
+
+
+def answers(path: Path, plan: Plan, **settings: Any) -> list[list[int]]:
+    with LLM(path, plan=plan.to_json(), **{**SETTINGS, **settings}) as llm:
+        params = SamplingParams(max_tokens=6, ignore_eos=True)
+        return [item["token_ids"] for item in llm.generate(PROMPTS, params, progress=False)]
+
+
+@pytest.mark.parametrize("model", ["q3", "moe2"])
+@pytest.mark.parametrize("graph", [0, 4])
+def test_the_same_tokens(
+    model: str, graph: int, tiny: Callable[[str], Path], calls: Counter[tuple[bool, bool]]
+) -> None:
+    """A router reads the norm that its experts read: only attention's projection takes one in there."""
+    path = tiny(model)
+    plain = answers(path, plan_for(path, "plain", cuda_graph_max_bs=graph), cuda_graph_max_bs=graph)
+    assert not calls
+    plan = plan_for(path, "fused", cuda_graph_max_bs=graph)
+    assert plan.fused(plan.choice("linear")) == BOTH
+    assert answers(path, plan, cuda_graph_max_bs=graph) == plain
+    dense = {(True, False), (True, True)}
+    assert set(calls) == (dense if model == "q3" else {(True, False), (False, True)})
+
+
+def test_nothing_runs_that_was_not_chosen(tiny: Callable[[str], Path], calls: Counter[tuple[bool, bool]]) -> None:
+    path = tiny("q3")
+    plan = plan_for(path, "fused", ops="composed")
+    assert plan.fused(plan.choice("linear")) == frozenset()
+    assert answers(path, plan) == answers(path, plan_for(path, "plain", ops="composed"))
+    assert not calls
+
+
+@pytest.mark.parametrize("offered", [("act_and_mul",), ("add_rms_norm",)])
+def test_what_the_backend_does_not_offer_is_not_asked_of_it(
+    offered: tuple[str, ...], tiny: Callable[[str], Path], calls: Counter[tuple[bool, bool]]
+) -> None:
+    path = tiny("q3")
+    plan = plan_for(path, "fused")
+    buckets = tuple(
+        replace(each, choice=replace(each.choice, ops=offered)) if each.slot.role == "linear" else each
+        for each in plan.buckets
+    )
+    assert answers(path, replace(plan, buckets=buckets)) == answers(path, plan_for(path, "plain"))
+    assert set(calls) == {("add_rms_norm" in offered, "act_and_mul" in offered)}
+
+
+def test_a_norm_behind_an_all_reduce_stays_with_it(tiny: Callable[[str], Path]) -> None:
+    plan = replace(plan_for(tiny("q3"), "fused"), tp_size=2)
+    assert plan.fused(plan.choice("linear")) == {"act_and_mul"}
+
+
+def test_of_several_backends_the_one_for_few_rows_is_asked() -> None:
+    few, many = FusedTorchLinear(None), FusedTorchLinear(None)  # type: ignore[arg-type]
+    weight, x = torch.randn(6, 4), torch.randn(2, 4)
+    linear = ResolvedLinear([LinearRoute(few, 3, BOTH), LinearRoute(many, fused=frozenset())], {})
+    prepared = linear.prepare_weights(weight)
+    assert [linear.fused_rows(prepared, *form) for form in ((True, False), (True, True))] == [3, 3]
+    out, total = linear.forward_fused(x, prepared, None, None, True)
+    assert total is None and torch.equal(out, few.forward_fused(x, weight, None, None, True)[0])
+    turned = ResolvedLinear([LinearRoute(many, 3), LinearRoute(few, fused=BOTH)], {})
+    assert turned.fused_rows(turned.prepare_weights(weight), True, False) == 0
+    only = ResolvedLinear([LinearRoute(few, fused=frozenset({"act_and_mul"}))], {})
+    prepared = only.prepare_weights(weight)
+    assert [only.fused_rows(prepared, *form) for form in ((False, True), (True, True))] == [16, 0]
