@@ -12,9 +12,7 @@ __all__ = ["FaultKind", "Index", "SimulatedFault", "Threads", "source_line"]
 
 Index = tuple[int, int, int]
 
-FaultKind = Literal[
-    "out-of-bounds", "misaligned", "race", "uninitialised", "divergence", "stuck", "shared-memory", "remote-store"
-]
+FaultKind = Literal["out-of-bounds", "misaligned", "race", "uninitialised", "divergence", "stuck", "shared-memory"]
 
 KINDS: Final[tuple[FaultKind, ...]] = (
     "out-of-bounds",
@@ -24,7 +22,6 @@ KINDS: Final[tuple[FaultKind, ...]] = (
     "divergence",
     "stuck",
     "shared-memory",
-    "remote-store",
 )
 """In the simulator's order, from 1."""
 ACCESSES: Final = ("read", "write", "atomic")
@@ -94,8 +91,6 @@ class SimulatedFault(Exception):
                 return f"no end in sight: {self.detail}"
             case "shared-memory":
                 return f"too much shared memory: {self.detail}"
-            case "remote-store":
-                return f"remote store {self.detail}"
 
     def _beyond(self) -> str:
         if not self.buffer:

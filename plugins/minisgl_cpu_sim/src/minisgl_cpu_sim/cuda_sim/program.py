@@ -23,8 +23,6 @@ Shape = int | tuple[int, ...]
 
 MAX_BLOCK: Final = (1024, 1024, 64)
 MAX_GRID: Final = (2**31 - 1, 65535, 65535)
-MAX_CLUSTER: Final = 16
-"""Blocks; more than 8 are not possible on every GPU that has clusters."""
 
 
 class _Launch(ctypes.Structure):
@@ -34,7 +32,6 @@ class _Launch(ctypes.Structure):
         ("num_slots", ctypes.c_int64),
         ("grid", ctypes.c_int64 * 3),
         ("block", ctypes.c_int64 * 3),
-        ("cluster", ctypes.c_int64),
         ("dynamic_shared", ctypes.c_int64),
         ("buffers", ctypes.c_void_p),
         ("num_buffers", ctypes.c_int64),
@@ -86,25 +83,21 @@ class SimulatedProgram:
         args: Mapping[str, Argument],
         *,
         shared_bytes: int = 0,
-        cluster: int = 1,
         unordered: Mapping[str, range] | None = None,
     ) -> None:
         """Run every block; raises :class:`SimulatedFault` at the first fault.
 
         ``args``: the kernel's parameters in order, by any names: arrays are passed as pointers, numbers as the
         parameter's type. A struct parameter takes as many as it has fields, all of 8 bytes. ``shared_bytes``: dynamic
-        shared memory of each block. ``cluster``: so many neighbours along x of the grid run together and may write into
-        each other's shared memory; :class:`ValueError` if the grid cannot be cut so. ``unordered``: bytes of a buffer
-        that threads may race for, as padding rows do.
+        shared memory of each block. ``unordered``: bytes of a buffer that threads may race for, as padding rows do.
         """
         shapes = (_shape("grid", grid, MAX_GRID), _shape("block", block, MAX_BLOCK))
-        _check_cluster(cluster, grid, shapes[0][0])
         arrays = {name: value for name, value in args.items() if isinstance(value, np.ndarray | torch.Tensor)}
         extents = [extent_of(array) for array in arrays.values()]
         loose = [(unordered or {}).get(name, range(0)) for name in arrays]
         with self._lock, placed(extents) as addresses:
             pointers = dict(zip(arrays, addresses, strict=True))
-            fault = self._run(kernel, shapes, _pack(args, pointers), cluster, shared_bytes, extents, addresses, loose)
+            fault = self._run(kernel, shapes, _pack(args, pointers), shared_bytes, extents, addresses, loose)
             if fault.kind:
                 raise self._explain(fault, kernel, list(arrays), extents)
 
@@ -113,7 +106,6 @@ class SimulatedProgram:
         kernel: str,
         shapes: tuple[tuple[int, int, int], tuple[int, int, int]],
         slots: bytes,
-        cluster: int,
         shared_bytes: int,
         extents: Sequence[Extent],
         addresses: Sequence[int],
@@ -131,7 +123,6 @@ class SimulatedProgram:
             len(slots) // 8,
             grid,
             block,
-            cluster,
             shared_bytes,
             ctypes.addressof(table_at),
             len(extents),
@@ -169,12 +160,11 @@ def simulate(
     *,
     include_dirs: Sequence[Path | str] = (),
     shared_bytes: int = 0,
-    cluster: int = 1,
     unordered: Mapping[str, range] | None = None,
 ) -> None:
     """One launch of one kernel: see :class:`SimulatedProgram`, which to keep saves loading it for each launch."""
     program = SimulatedProgram(sources, [kernel], include_dirs=include_dirs)
-    program.launch(kernel, grid, block, args, shared_bytes=shared_bytes, cluster=cluster, unordered=unordered)
+    program.launch(kernel, grid, block, args, shared_bytes=shared_bytes, unordered=unordered)
 
 
 def _shape(what: str, shape: Shape, most: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -185,13 +175,6 @@ def _shape(what: str, shape: Shape, most: tuple[int, int, int]) -> tuple[int, in
     if what == "block" and x * y * z > MAX_BLOCK[0]:
         raise ValueError(f"block is {shape}: {x * y * z} threads; {MAX_BLOCK[0]} are possible")
     return x, y, z
-
-
-def _check_cluster(cluster: int, grid: Shape, blocks: int) -> None:
-    if not 1 <= cluster <= MAX_CLUSTER:
-        raise ValueError(f"cluster is {cluster}; 1 to {MAX_CLUSTER} blocks are possible")
-    if blocks % cluster != 0:
-        raise ValueError(f"grid is {grid}: its {blocks} blocks along x cannot be cut into clusters of {cluster}")
 
 
 def _pack(args: Mapping[str, Argument], pointers: Mapping[str, int]) -> bytes:

@@ -7,22 +7,19 @@ namespace minisgl_sim {
 
 namespace {
 
-uint32_t at_cluster_barrier = 0;    // threads that have arrived at the one that is open
-uint32_t cluster_barriers_done = 0;
+uint32_t at_barrier = 0;  // threads of the block that wait there
 
 Thread* lane_of_warp(uint32_t lane) {
     const uint32_t linear = current->linear / WARP * WARP + lane;
-    return linear < block_size() ? &threads_of(current->rank)[linear] : nullptr;
+    return linear < block_size() ? &threads[linear] : nullptr;
 }
 
 // All lanes of `mask` are there: hands out their values and, if it `orders`, what each knows of the others.
 void release_warp(uint32_t mask, bool orders) {
-    uint32_t clocks[WARP] = {}, known = 0;
+    uint32_t clocks[WARP] = {};
     for (uint32_t i = 0; i < WARP; ++i) {
         if (!(mask >> i & 1)) continue;
-        const Thread& one = *lane_of_warp(i);
-        for (uint32_t k = 0; k < WARP; ++k) clocks[k] = std::max(clocks[k], one.clocks[k]);
-        known = std::max(known, one.known);
+        for (uint32_t k = 0; k < WARP; ++k) clocks[k] = std::max(clocks[k], lane_of_warp(i)->clocks[k]);
     }
     for (uint32_t i = 0; i < WARP; ++i) {
         if (!(mask >> i & 1)) continue;
@@ -34,7 +31,6 @@ void release_warp(uint32_t mask, bool orders) {
         if (!orders) continue;
         std::memcpy(one.clocks, clocks, sizeof clocks);
         ++one.clocks[i];
-        one.known = known;
     }
 }
 
@@ -62,61 +58,27 @@ void meet(Site site, uint32_t mask, uint64_t value, bool orders) {
 
 }  // namespace
 
-void begin_barriers() { at_cluster_barrier = cluster_barriers_done = 0; }
+void begin_barriers() { at_barrier = 0; }
 
 void block_barrier(Site site) {
     Thread& self = *current;
-    Block& block = blocks[self.rank];
     self.site = site;
     self.mask = 0;
     self.state = State::AT_BLOCK_BARRIER;
-    if (++block.at_barrier == block_size()) {
-        block.at_barrier = 0;
-        uint32_t known = 0;
-        for (const Thread& other : threads_of(self.rank)) {
+    if (++at_barrier == block_size()) {
+        at_barrier = 0;
+        for (const Thread& other : threads) {
             if (!same(other.site, site)) fail(Kind::DIVERGENCE, at(site), describe(self) + ", " + describe(other));
-            known = std::max(known, other.known);
         }
-        for (Thread& other : threads_of(self.rank)) {
+        for (Thread& other : threads) {
             other.state = State::READY;
             ++other.epoch;
-            other.known = known;
         }
     }
     wait();
 }
 
 void warp_barrier(Site site, uint32_t mask) { meet(site, mask, 0, true); }
-
-void cluster_arrive(Site site) {
-    Thread& self = *current;
-    if (self.arrived > self.waited) {
-        fail(Kind::DIVERGENCE, at(site), "a thread arrives again at a cluster barrier and has not waited in between");
-    }
-    std::vector<uint32_t>& released = blocks[self.rank].released;
-    released.resize(std::max<size_t>(released.size(), self.arrived + 1));
-    released[self.arrived] = std::max(released[self.arrived], self.epoch);
-    ++self.arrived;
-    if (++at_cluster_barrier < threads.size()) return;
-    at_cluster_barrier = 0;
-    ++cluster_barriers_done;
-    for (Thread& other : threads) {
-        if (other.state == State::AT_CLUSTER_BARRIER) other.state = State::READY;
-    }
-}
-
-void cluster_wait(Site site) {
-    Thread& self = *current;
-    if (self.arrived == self.waited) {
-        fail(Kind::DIVERGENCE, at(site), "a thread waits at a cluster barrier at which it has not arrived");
-    }
-    if (cluster_barriers_done == self.waited) {
-        self.site = site;
-        self.state = State::AT_CLUSTER_BARRIER;
-        wait();
-    }
-    self.known = std::max(self.known, ++self.waited);
-}
 
 uint64_t exchange(Site site, uint32_t mask, uint64_t value, uint32_t source) {
     meet(site, mask, value, false);
@@ -133,21 +95,15 @@ uint32_t vote(Site site, uint32_t mask, bool predicate) {
     return result;
 }
 
-Stamp now() { return {current->number, current->epoch, current->clocks[lane()], current->arrived, 0}; }
+Stamp now() { return {current->number, current->epoch, current->clocks[lane()], false}; }
 
 // Did whatever carries this stamp happen before what the current thread does now?
 bool ordered(const Stamp& earlier) {
     if (earlier.thread == 0 || earlier.thread == current->number) return true;
-    const uint32_t place = earlier.thread - threads.front().number;  // of an earlier cluster: very large
-    if (place >= threads.size()) return false;
-    if (earlier.arrived < current->known) return true;
-    const Thread& other = threads[place];
-    if (other.rank != current->rank) {
-        // It had arrived itself, but one of its block arrived after a block barrier that it passed later.
-        return current->known > 0 && earlier.epoch < blocks[other.rank].released[current->known - 1];
-    }
+    const uint32_t linear = earlier.thread - threads.front().number;  // of an earlier block: very large
+    if (linear >= block_size()) return false;
     if (earlier.epoch < current->epoch) return true;
-    return other.linear / WARP == current->linear / WARP && earlier.clock <= current->clocks[other.linear % WARP];
+    return linear / WARP == current->linear / WARP && earlier.clock <= current->clocks[linear % WARP];
 }
 
 }  // namespace minisgl_sim

@@ -38,7 +38,7 @@ Fault fault_of(uintptr_t at, size_t size, Access access, const void* pc);
 
 [[noreturn]] void fail_as_race(Fault fault, const Stamp& other, std::string array = {});
 
-// Is it in the current block's shared memory? Then it has been checked.
+// Is it in shared memory? Then it has been checked.
 bool touch_shared(uintptr_t at, size_t size, size_t alignment, Access access, const Fault& fault);
 
 }  // namespace minisgl_sim

@@ -1,4 +1,4 @@
-// Runs the clusters of a launch: fibers, and what is said when they cannot go on.
+// Runs the blocks of a launch: fibers, and what is said when they cannot go on.
 #include "machine.h"
 
 #include <sys/mman.h>
@@ -12,13 +12,13 @@ namespace minisgl_sim {
 const Launch* launch = nullptr;
 Thread* current = nullptr;
 std::vector<Thread> threads;
-std::vector<Block> blocks;
 
 namespace {
 
 Fault* verdict = nullptr;
 std::string verdict_text;
 ucontext_t scheduler;
+Dim3 block{};
 char* stacks = nullptr;
 size_t stacks_size = 0;
 
@@ -34,7 +34,6 @@ void reserve_stacks(size_t count) {
 void fiber() {
     launch->entry(launch->slots);
     current->state = State::ENDED;
-    if (++blocks[current->rank].ended == block_size()) end_shared_memory(current->rank);
     setcontext(&scheduler);
 }
 
@@ -43,18 +42,17 @@ Dim3 unravel(uint32_t linear, const int64_t* shape) {
     return {linear % x, linear / x % y, linear / x / y};
 }
 
-void start_block(uint32_t rank, uint32_t linear_in_grid) {
-    blocks[rank] = Block{};
-    blocks[rank].index = unravel(linear_in_grid, launch->grid);
+void start_block(uint32_t linear_in_grid) {
+    block = unravel(linear_in_grid, launch->grid);
+    begin_barriers();
+    begin_shared_memory();
     for (uint32_t i = 0; i < block_size(); ++i) {
-        const uint32_t place = rank * block_size() + i;
-        Thread& thread = threads[place];
+        Thread& thread = threads[i];
         thread = Thread{};
-        thread.rank = rank;
         thread.linear = i;
         thread.number = linear_in_grid * block_size() + i + 1;
         thread.index = unravel(i, launch->block);
-        thread.stack = stacks + place * STACK;
+        thread.stack = stacks + i * STACK;
         thread.clocks[i % WARP] = 1;
         getcontext(&thread.context);
         thread.context.uc_stack.ss_sp = thread.stack;
@@ -64,12 +62,6 @@ void start_block(uint32_t rank, uint32_t linear_in_grid) {
     }
 }
 
-void start_cluster(uint32_t first_block) {
-    begin_barriers();
-    begin_shared_memory();
-    for (uint32_t rank = 0; rank < blocks.size(); ++rank) start_block(rank, first_block + rank);
-}
-
 void put(int64_t* to, Dim3 from) { to[0] = from.x, to[1] = from.y, to[2] = from.z; }
 
 void record(Kind kind, const Fault& fault, std::string text) {
@@ -77,14 +69,12 @@ void record(Kind kind, const Fault& fault, std::string text) {
     *verdict = fault;
     verdict->kind = kind;
     verdict->text = verdict_text.c_str();
-    put(verdict->block, blocks[current->rank].index);
+    put(verdict->block, block);
     put(verdict->thread, current->index);
 }
 
 // Does `waiting` wait for `other`?
 bool is_missed(const Thread& other, const Thread& waiting) {
-    if (waiting.state == State::AT_CLUSTER_BARRIER) return other.arrived < waiting.arrived;
-    if (other.rank != waiting.rank) return false;
     const bool same_warp = other.linear / WARP == waiting.linear / WARP;
     const bool needed = waiting.state == State::AT_BLOCK_BARRIER ||
                         (same_warp && (waiting.mask >> (other.linear % WARP) & 1));
@@ -101,7 +91,7 @@ void record_deadlock() {
     record(Kind::DIVERGENCE, at(current->site), text);
 }
 
-bool run_cluster() {
+bool run_block() {
     for (bool progress = true; progress;) {
         progress = false;
         for (Thread& thread : threads) {
@@ -128,12 +118,10 @@ Dim3 shape(const int64_t* sizes) {
 }  // namespace
 
 Dim3 thread_index() { return current->index; }
-Dim3 block_index() { return blocks[current->rank].index; }
+Dim3 block_index() { return block; }
 Dim3 block_shape() { return shape(launch->block); }
 Dim3 grid_shape() { return shape(launch->grid); }
 unsigned lane() { return current->linear % WARP; }
-unsigned cluster_rank() { return current->rank; }
-unsigned cluster_size() { return static_cast<unsigned>(blocks.size()); }
 
 void wait() {
     Thread& self = *current;
@@ -149,20 +137,13 @@ Fault at(Site site) {
 
 bool same(const Site& a, const Site& b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
 
-std::string describe(Dim3 index) {
-    char text[48];
-    std::snprintf(text, sizeof text, "(%u, %u, %u)", index.x, index.y, index.z);
-    return text;
-}
-
 std::string describe(const Thread& thread) {
-    const char* what[] = {"runs", "waits for its warp", "waits at a block barrier", "waits at a cluster barrier",
-                          "has ended"};
-    std::string text = "thread " + describe(thread.index);
-    if (blocks.size() > 1) text += " of block " + describe(blocks[thread.rank].index);
-    text += std::string(" ") + what[static_cast<int>(thread.state)];
+    char text[96];
+    const char* what[] = {"runs", "waits for its warp", "waits at a block barrier", "has ended"};
+    std::snprintf(text, sizeof text, "thread (%u, %u, %u) %s", thread.index.x, thread.index.y, thread.index.z,
+                  what[static_cast<int>(thread.state)]);
     const bool waits = thread.state != State::READY && thread.state != State::ENDED;
-    return waits ? text + " in line " + std::to_string(thread.site.line) : text;
+    return waits ? std::string(text) + " in line " + std::to_string(thread.site.line) : text;
 }
 
 Dim3 block_of(uint32_t grid_thread) { return unravel((grid_thread - 1) / block_size(), launch->grid); }
@@ -182,21 +163,19 @@ void fail(Kind kind, const Fault& fault, std::string text) {
 
 }  // namespace minisgl_sim
 
-// Runs every cluster; stops at the first fault. Not reentrant.
+// Runs every block; stops at the first fault. Not reentrant.
 extern "C" void minisgl_sim_run(const minisgl_sim::Launch* request, minisgl_sim::Fault* fault) {
     using namespace minisgl_sim;
     launch = request;
     verdict = fault;
     *verdict = Fault{};
-    const auto cluster = static_cast<uint32_t>(request->cluster);
-    blocks.assign(cluster, Block{});
-    threads.assign(static_cast<size_t>(cluster * request->block[0] * request->block[1] * request->block[2]), Thread{});
+    threads.assign(static_cast<size_t>(request->block[0] * request->block[1] * request->block[2]), Thread{});
     reserve_stacks(threads.size());
     begin_memory();
     const auto count = static_cast<uint32_t>(request->grid[0] * request->grid[1] * request->grid[2]);
-    for (uint32_t first = 0; first < count; first += cluster) {
-        start_cluster(first);
-        if (!run_cluster()) break;
+    for (uint32_t i = 0; i < count; ++i) {
+        start_block(i);
+        if (!run_block()) break;
     }
     current = nullptr;
 }

@@ -1,5 +1,4 @@
-// The simulated GPU: one cluster of blocks at a time, its threads as fibers that switch only where they wait for each
-// other. Without clusters each block is a cluster of its own.
+// The simulated GPU: one block at a time, its threads as fibers that switch only where they wait for each other.
 //
 // Races do not depend on the order in which the fibers happen to run: each access is stamped with its thread's logical
 // time, and two accesses to one byte conflict if no barrier lies between them.
@@ -8,7 +7,6 @@
 #include <ucontext.h>
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +23,6 @@ enum class Kind : int64_t {
     DIVERGENCE = 5,
     STUCK = 6,
     SHARED_MEMORY = 7,
-    REMOTE_STORE = 8,
 };
 
 // From Python. `rows` runs of `row_bytes`, `stride` apart; bytes [loose_begin, loose_end) from `base` may be written in
@@ -40,7 +37,6 @@ struct Launch {
     const int64_t* slots;
     int64_t num_slots;
     int64_t grid[3], block[3];
-    int64_t cluster;  // blocks, neighbours along x
     int64_t dynamic_shared;
     const Buffer* buffers;
     int64_t num_buffers;
@@ -62,28 +58,24 @@ struct Fault {
 
 // When a thread touched a byte.
 struct Stamp {
-    uint32_t thread = 0;        // in the grid, from 1; 0 = never
-    uint32_t epoch = 0;         // block barriers that it had passed
-    uint32_t clock = 0;         // its own component of its warp's vector clock
-    uint32_t arrived : 31 = 0;  // cluster barriers at which it had arrived
-    uint32_t atomic : 1 = 0;
+    uint32_t thread = 0;  // in the grid, from 1; 0 = never
+    uint32_t epoch = 0;   // block barriers that it had passed
+    uint32_t clock = 0;   // its own component of its warp's vector clock
+    bool atomic = false;
 };
 
 // From the narrowest wait to the widest.
-enum class State : uint8_t { READY, AT_WARP, AT_BLOCK_BARRIER, AT_CLUSTER_BARRIER, ENDED };
+enum class State : uint8_t { READY, AT_WARP, AT_BLOCK_BARRIER, ENDED };
 
 struct Thread {
     ucontext_t context;
     char* stack = nullptr;
     State state = State::READY;
     Dim3 index{};
-    uint32_t rank = 0;    // of its block in the cluster
     uint32_t linear = 0;  // in its block
     uint32_t number = 0;  // in the grid, from 1
     uint32_t epoch = 0;
     uint32_t clocks[WARP] = {};  // what it knows of the lanes of its warp
-    uint32_t arrived = 0, waited = 0;  // cluster barriers
-    uint32_t known = 0;                // cluster barriers that it knows to be complete, also from others of its block
     Site site{};
     uint32_t mask = 0;
     uint64_t outbox = 0;
@@ -91,35 +83,12 @@ struct Thread {
     uint64_t steps = 0;  // accesses since it last waited
 };
 
-// The write into a block's shared memory from another that needs that block for longest.
-struct RemoteStore {
-    Thread* by = nullptr;
-    uint32_t until = 0;  // cluster barriers that the block has to see complete before it ends
-    const char* array = nullptr;
-    int64_t pc = 0;
-};
-
-// A block of the cluster that runs.
-struct Block {
-    Dim3 index{};
-    uint32_t at_barrier = 0;
-    uint32_t ended = 0;              // threads
-    std::vector<uint32_t> released;  // for each cluster barrier: the latest epoch of a thread that arrived at it
-    RemoteStore store;
-};
-
-constexpr uint32_t MAX_CLUSTER = 16;
-
 // Of the launch. `current` is the thread that runs now; null between launches.
 extern const Launch* launch;
 extern Thread* current;
-extern std::vector<Thread> threads;  // of the cluster, block after block
-extern std::vector<Block> blocks;
+extern std::vector<Thread> threads;  // of the block that runs
 
-inline uint32_t block_size() { return static_cast<uint32_t>(threads.size() / blocks.size()); }
-inline std::span<Thread> threads_of(uint32_t rank) {
-    return std::span(threads).subspan(rank * block_size(), block_size());
-}
+inline uint32_t block_size() { return static_cast<uint32_t>(threads.size()); }
 
 // machine.cpp: a thread lets others run until its state is READY again; `fail` ends the launch, and `text` adds to what
 // the kind says.
@@ -128,7 +97,6 @@ void wait();
 Fault at(Site site);
 bool same(const Site& a, const Site& b);
 std::string describe(const Thread& thread);
-std::string describe(Dim3 index);
 Dim3 block_of(uint32_t grid_thread);
 Dim3 thread_of(uint32_t grid_thread);
 
@@ -143,7 +111,6 @@ void touch(uintptr_t at, size_t size, size_t alignment, Access access, const voi
 
 // shared.cpp
 void begin_shared_memory();
-void end_shared_memory(uint32_t rank);
 
 constexpr size_t STACK = 128 * 1024;
 bool on_stack_of_current(uintptr_t at, size_t size);

@@ -42,16 +42,11 @@ void block_barrier(Site site);
 void warp_barrier(Site site, uint32_t mask);
 uint64_t exchange(Site site, uint32_t mask, uint64_t value, uint32_t source);  // the value of lane `source`
 uint32_t vote(Site site, uint32_t mask, bool predicate);                       // the lanes of mask where it holds
-void cluster_arrive(Site site);
-void cluster_wait(Site site);
 unsigned lane();
-unsigned cluster_rank();
-unsigned cluster_size();
 
 void check(const void* at, size_t size, size_t alignment, Access access);
 void* shared(const void* key, const char* name, size_t size);
 void* dynamic_shared();
-void* remote(void* at, unsigned rank, size_t size);  // the same place of block `rank`, whose write it has reported
 
 inline constexpr unsigned WARP = 32;
 
@@ -267,26 +262,5 @@ void store(Unit* to, const Unit& unit) {
 inline void wait_for_previous_kernel() {}
 
 inline void let_next_kernel_start() {}
-
-// A block's number in its cluster, and the blocks of that. In a launch without clusters each block is one of its own.
-inline unsigned cluster_rank() { return minisgl_sim::cluster_rank(); }
-
-inline unsigned cluster_size() { return minisgl_sim::cluster_size(); }
-
-// The two steps of a barrier of all threads of a cluster. They are functions as on a GPU: defaults tell the line.
-inline void cluster_arrive(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    minisgl_sim::cluster_arrive({file, line});
-}
-
-inline void cluster_wait(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    minisgl_sim::cluster_wait({file, line});
-}
-
-// A write into the shared memory of block `rank` of the cluster.
-template <class T>
-inline void store_remote(T* at, unsigned rank, const T& value) {
-    static_assert(std::is_same_v<T, float> || std::is_same_v<T, Bytes16>, "a GPU's header offers these two");
-    minisgl_sim::raw_store(static_cast<T*>(minisgl_sim::remote(at, rank, sizeof(T))), value);
-}
 
 }  // namespace minisgl
