@@ -59,7 +59,11 @@ SELECTIONS: Final[Mapping[str, Selection]] = {
         _cuda("sample.py", "filter.py", "nucleus.py"),
     ),
     "decode": Selection((CUDA_TESTS + "test_cuda_decode.py",), "window or splits or lengths", _cuda("decode.py")),
-    "linear": Selection((CUDA_TESTS + "test_cuda_linear.py",), "test_product", _cuda("skinny.py")),
+    "linear": Selection(
+        (CUDA_TESTS + "test_cuda_linear.py", CUDA_TESTS + "test_linear_fused.py"),
+        "test_product or test_fused",
+        _cuda("skinny.py"),
+    ),
     "pages": Selection(
         ("plugins/minisgl_flashinfer/tests/test_gpu_flashinfer.py",),
         "test_the_page_list",
