@@ -137,7 +137,7 @@ class _Bench:
                 # the first engine of a process compiles kernels for every size of a pass, so it meets all of them
                 warm_up = workload.shortened(WARM_UP) if first else workload.warm_up(WARM_UP)
                 result = session.measure(workload, job.runs, warm_up=warm_up)
-                served = {"plan": plan.summary()} if variant == DEFAULT else {"changed": self._changed(plan)}
+                served = {"plan": plan.summary()} if variant == DEFAULT else {"changed": self._changed(variant, plan)}
                 yield {"mode": workload.mode, **_figures(workload, result, session), **served}
 
     def _is_default(self, variant: Variant, config: EngineConfig, plan: Plan) -> bool:
@@ -149,12 +149,14 @@ class _Bench:
         mine = facts(config, plan, self._overlap and variant.overlap)
         return mine == facts(self._job.config, self._base_plan, self._overlap)
 
-    def _changed(self, plan: Plan) -> dict[str, str]:
-        """Slot by slot, what serves it instead of the default's backend."""
+    def _changed(self, variant: Variant, plan: Plan) -> dict[str, str]:
+        """Slot by slot, what serves it instead of the default's backend; and which options are others."""
         before = self._base_plan.summary()
         changed = {slot: label for slot, label in plan.summary().items() if before.get(slot) != label}
         if plan.page_size != self._base_plan.page_size:
             changed["page_size"] = str(plan.page_size)
+        for backend, options in variant.options.items():
+            changed |= {f"{backend} {name}": str(value) for name, value in options.items()}
         return changed
 
 

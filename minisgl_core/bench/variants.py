@@ -16,11 +16,14 @@ __all__ = ["DEFAULT", "VARIANTS", "Variant", "choose_variants"]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One thing changed against the default; ``config`` replaces fields of EngineConfig, ``backends`` single roles."""
+    """One thing changed against the default; ``config`` replaces fields of EngineConfig, ``backends`` single roles,
+    ``options`` single options of a backend.
+    """
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
     backends: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     overlap: bool = True
     mode: str | None = None
     """The work that shows it, where the work that was asked for would not."""
@@ -30,7 +33,11 @@ class Variant:
 
     def applied_to(self, config: EngineConfig) -> EngineConfig:
         """The config of its engine."""
-        return replace(config, **self.config, backends={**config.backends, **self.backends})
+        options = {**config.backend_options}
+        for backend, changed in self.options.items():
+            options[backend] = {**options.get(backend, {}), **changed}
+        backends = {**config.backends, **self.backends}
+        return replace(config, **self.config, backends=backends, backend_options=options)
 
 
 def _attention(name: str, prefill: str, decode: str) -> Variant:
@@ -38,6 +45,7 @@ def _attention(name: str, prefill: str, decode: str) -> Variant:
 
 
 DEFAULT: Final = Variant("default")
+_SKINNY: Final = "linear:skinny"
 
 VARIANTS: Final[tuple[Variant, ...]] = (
     Variant("overlap off", overlap=False),
@@ -52,7 +60,10 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     Variant("kv triton", backends={"kv": "cuda/triton"}),
     Variant("kv torch", backends={"kv": "torch"}),
     Variant("ops composed", backends={"ops": "composed"}),
-    Variant("linear plain", backends={"linear": "plain"}, mode="latency"),  # products of few rows: small batches
+    # products of few rows: small batches
+    Variant("linear plain", backends={"linear": "plain"}, mode="latency"),
+    Variant("linear unfused", options={_SKINNY: {"fuse": []}}, mode="latency"),
+    Variant("linear waits", options={_SKINNY: {"dependent_launch": False}}, mode="latency"),
     # a loop over the experts that were chosen cannot be recorded, and takes minutes where most of them are
     Variant("moe loop (no graphs)", {"cuda_graph_max_bs": 0}, {"moe": "torch"}, mode="latency", needs_experts=True),
     *(Variant(f"chunk {tokens}", {"max_prefill_tokens": tokens}) for tokens in (2048, 8192, 16384)),

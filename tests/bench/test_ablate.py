@@ -70,6 +70,15 @@ def test_a_variant_changes_one_thing() -> None:
     assert changed.backends == {"attention": "fa", "kv": "torch"} and config.backends["kv"] == "cuda"
 
 
+def test_a_variant_changes_one_option_and_keeps_the_others() -> None:
+    options = {"linear:skinny": {"fuse": ["act_and_mul"], "dependent_launch": True}, "moe:fused": {}}
+    config = EngineConfig("m", backend_options=options)
+    unfused = next(variant for variant in VARIANTS if variant.name == "linear unfused")
+    changed = unfused.applied_to(config).backend_options
+    assert changed == {"linear:skinny": {"fuse": [], "dependent_launch": True}, "moe:fused": {}}
+    assert config.backend_options == options
+
+
 def test_shorter_work_is_of_the_same_kind() -> None:
     offline, prefill = make_workload("offline"), make_workload("prefill")
     short = offline.shortened(4)

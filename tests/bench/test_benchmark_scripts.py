@@ -36,6 +36,8 @@ WRONG = {
     ("gpu_kv", "--out", "file/kv.json"): "cannot be written",
     ("gpu_linear", "--shapes", "0"): "argument --shapes: '0' is no whole number above 0",
     ("gpu_linear", "--out", "file/skinny.json"): "cannot be written",
+    ("gpu_linear_fused", "--workers", "0"): "argument --workers: '0' is no whole number above 0",
+    ("gpu_linear_fused", "--table", "nowhere.json"): "--table nowhere.json holds no tiles: [Errno 2]",
     ("gpu_moe", "--tokens", "1", "0"): "argument --tokens: '0' is no whole number above 0",
     ("gpu_moe", "--experts", "1.5"): "argument --experts: '1.5' is no whole number above 0",
     ("gpu_moe", "--compile-seconds", "soon"): "argument --compile-seconds: 'soon' is no number from 0 on",
@@ -102,7 +104,7 @@ def test_one_line_says_what_is_wrong(ended: dict[tuple[str, ...], Ended], call: 
 
 
 def test_the_scripts_are_those_that_are_known() -> None:
-    assert {call[0] for call in WRONG if len(call) > 1} == set(SCRIPTS) and len(NEED_A_GPU) == 7
+    assert {call[0] for call in WRONG if len(call) > 1} == set(SCRIPTS) and len(NEED_A_GPU) == 8
 
 
 def test_host_times_are_kept_with_what_they_depend_on(tmp_path: Path) -> None:
