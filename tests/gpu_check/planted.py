@@ -12,7 +12,7 @@ from typing import Any
 from gpu_check.checks import Check, Here, Skipped, expect
 
 
-def checks(device: Any, quick: bool) -> list[Check]:
+def checks(device: Any, quick: bool, elsewhere: bool = False) -> list[Check]:
     return [
         Check("good", lambda here: {"seen": here.kind}, 1.0),
         Check("shared/first", _pid, 1.0, session="shared", cases=(1,)),
