@@ -61,7 +61,7 @@ SELECTIONS: Final[Mapping[str, Selection]] = {
     "decode": Selection((CUDA_TESTS + "test_cuda_decode.py",), "window or splits or lengths", _cuda("decode.py")),
     "linear": Selection(
         (CUDA_TESTS + "test_cuda_linear.py", CUDA_TESTS + "test_linear_fused.py"),
-        "test_product or test_fused",
+        "(test_product or test_fused) and bfloat16",
         _cuda("skinny.py"),
     ),
     "pages": Selection(

@@ -26,7 +26,7 @@ HAS_DEPENDENT_LAUNCHES = DEPENDENT_LAUNCH and ON_GPU and torch.cuda.get_device_c
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 16])
 @pytest.mark.parametrize(("n", "k"), [(96, 256), (33, 100), (300, 1024), (20, 5120)])
 @pytest.mark.parametrize("bias", [False, True])

@@ -24,6 +24,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 HAS_DEPENDENT_LAUNCHES = DEPENDENT_LAUNCH and ON_GPU and torch.cuda.get_device_capability() >= (9, 0)
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
+FORMS = [(rows, *form) for rows in (1, 2, 16) for form in FUSED_PARTS if rows == 1 or not form[0]]
 EPS = 1e-6
 RTOL = 1e-2 if ON_GPU else 3e-2
 """gate, up and their product are rounded to bfloat16; the interpreter truncates."""
@@ -40,6 +41,7 @@ def activated(wide: torch.Tensor) -> torch.Tensor:
 
 
 def draw(rows: int, n: int, k: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    torch.manual_seed(rows * 10_000 + n + k)
     shapes = {"x": (rows, k + 8), "residual": (rows, k + 16), "gain": (k,), "weight": (n, k), "bias": (n,)}
     found = {name: torch.randn(shape).to(DEVICE, dtype) for name, shape in shapes.items()}
     found["weight"] /= k**0.5
@@ -50,12 +52,11 @@ def draw(rows: int, n: int, k: int, dtype: torch.dtype) -> dict[str, torch.Tenso
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "norm", "act"), FORMS)
 @pytest.mark.parametrize(("n", "k"), [(96, 256), (34, 100), (20, 2500)])
-@pytest.mark.parametrize(("norm", "act"), list(FUSED_PARTS))
 @pytest.mark.parametrize("dependent", [False, True] if HAS_DEPENDENT_LAUNCHES else [False])
-def test_fused_product(dtype: torch.dtype, rows: int, n: int, k: int, norm: bool, act: bool, dependent: bool) -> None:
+def test_fused_product(dtype: torch.dtype, rows: int, norm: bool, act: bool, n: int, k: int, dependent: bool) -> None:
     d = draw(rows, n, k, dtype)
     out = torch.full((rows, n // 2 if act else n), torch.nan, dtype=dtype, device=DEVICE)
     total = torch.full((rows, k), torch.nan, dtype=dtype, device=DEVICE)
@@ -72,6 +73,15 @@ def test_fused_product(dtype: torch.dtype, rows: int, n: int, k: int, norm: bool
     wide = x @ d["weight"].double().T + d["bias"].double()
     torch.testing.assert_close(out.double(), activated(wide) if act else wide, atol=3e-2, rtol=RTOL)
     assert all(torch.equal(d[name], kept) for name, kept in before.items())
+
+
+def test_the_kernel_refuses_norms_of_several_rows() -> None:
+    d = draw(2, 32, 64, torch.bfloat16)
+    before = (torch.empty_like(d["x"]), d["residual"], d["gain"], EPS)
+    with pytest.raises(ValueError, match="a product of 2 rows cannot take in a norm"):
+        skinny_linear(
+            d["x"].new_empty(2, 32), d["x"], d["weight"], None, *default_tile(2, 32, 64), False, False, *before
+        )
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -103,37 +113,40 @@ def test_the_backend_is_right_for_any_number_of_rows(rows: int, norm: bool, act:
 def test_the_table_decides_how_many_rows_take_their_neighbours_in() -> None:
     few, more = [4, 256, 4, 2], [16, 128, 4, 3]
     table = TileTable({"64x32": [(1, few), (4, more), (8, []), (16, more)], "8x8": [(1, [])]})
-    assert [table.most_rows(*shape) for shape in ((64, 32), (8, 8), (9, 9))] == [4, 0, None]
+    assert [table.most_rows(*shape) for shape in ((64, 32), (8, 8), (9, 9))] == [4, 0, 0]
     ours: Any = SkinnyLinear(LinearSetup(torch.device(DEVICE), torch.bfloat16, 64))
     ours._fused = dict.fromkeys(FUSED_PARTS, table)
     weights = {n: ours.prepare_weights(torch.zeros(n, k, device=DEVICE)) for n, k in ((64, 32), (8, 8), (9, 9))}
-    assert [ours.fused_rows(weights[n], True, False) for n in (64, 8, 9)] == [4, 0, 1]  # 1: nobody measured
+    assert [ours.fused_rows(weights[n], False, True) for n in (64, 8, 9)] == [4, 0, 0]
+    assert [ours.fused_rows(weights[64], *form) for form in FUSED_PARTS] == [1, 4, 1]  # norms of one row only
     assert ours.fused_rows(weights[64], False, False) == 0
-    half: Any = SkinnyLinear(LinearSetup(torch.device(DEVICE), torch.float16, 64))
-    half._fused = ours._fused
-    assert [half.fused_rows(weights[64], *form) for form in FUSED_PARTS] == [1, 4, 1]
 
 
 def test_what_is_not_to_be_taken_in_is_not() -> None:
     setup = LinearSetup(torch.device(DEVICE), torch.bfloat16, 64)
-    only = SkinnyLinear(setup, SkinnyOptions(fuse=("act_and_mul",)))
+    table = dict.fromkeys(FUSED_PARTS, TileTable({"64x32": [(1, [4, 256, 4, 2])]}))
+    only: Any = SkinnyLinear(setup, SkinnyOptions(fuse=("act_and_mul",)))
+    only._fused = table
     weights = only.prepare_weights(torch.zeros(64, 32, device=DEVICE))
     assert [only.fused_rows(weights, *form) for form in FUSED_PARTS] == [0, 1, 0]
-    never = SkinnyLinear(setup, SkinnyOptions(fuse=()))
+    never: Any = SkinnyLinear(setup, SkinnyOptions(fuse=()))
+    never._fused = table
     assert [never.fused_rows(weights, *form) for form in FUSED_PARTS] == [0, 0, 0]
 
 
 def test_fused_tiles_fit_into_shared_memory() -> None:
-    """x, the residual and the weight of all steps but one are on their way at once."""
     shipped = json.loads((files("minisgl_cuda") / "tiles" / "skinny-sm90.json").read_text())
     for part in FUSED_PARTS.values():
         for rows, tile in [each for entry in shipped.get(part, {}).values() for each in entry if each[1]]:
             block_n, block_k, _, stages = tile
             assert rows <= MAX_ROWS and block_n % 2 == 0
-            assert rows == 1 or (4 << 10) + (stages - 1) * (block_n + 32) * block_k * 2 <= 227 << 10
+            assert rows == 1 or (stages - 1) * (block_n + 16) * block_k * 2 <= 227 << 10
 
 
 def test_a_table_of_fused_tiles_serves_its_own_compute_capability() -> None:
     platform: Any = SimpleNamespace(sm=89, synchronize=lambda: None)
     ours: Any = SkinnyLinear(LinearSetup(torch.device(DEVICE), torch.bfloat16, 64, platform))
-    assert all(table.most_rows(4096, 1024) is None for table in ours._fused.values())
+    assert not any(table.most_rows(4096, 1024) for table in ours._fused.values())
+    platform.sm = 90
+    here: Any = SkinnyLinear(LinearSetup(torch.device(DEVICE), torch.bfloat16, 64, platform))
+    assert here._fused[True, False].most_rows(4096, 1024) == 1

@@ -22,8 +22,6 @@ __all__ = ["FUSED_PARTS", "SkinnyLinear"]
 
 FUSED_PARTS: Final = {(True, False): "norm", (False, True): "act", (True, True): "norm+act"}
 """Parts of a tile file, by what a product takes in: a norm, an activation."""
-UNMEASURED_ROWS: Final = 1
-"""Up to how many rows a product takes in what it can, on a weight that no benchmark has measured."""
 
 
 class Prepared(NamedTuple):
@@ -51,8 +49,6 @@ class SkinnyLinear:
         self._fused = {form: TileTable.load(name, part) for form, part in FUSED_PARTS.items()}
         self._dependent = dependent_launch(sm, options.dependent_launch)
         self._fuse = frozenset(options.fuse)
-        # Scaled only after the sum, a row times its gains could overflow float16 on its way to the tensor cores.
-        self._normed_rows = 1 if setup.dtype == torch.float16 else MAX_ROWS
 
     def prepare_weights(self, weight: torch.Tensor) -> Prepared:
         """(N, K), used as it is."""
@@ -79,20 +75,18 @@ class SkinnyLinear:
         return torch.mm(x, weights.transposed) if bias is None else torch.addmm(bias, x, weights.transposed)
 
     def fused_rows(self, weights: Prepared, norm: bool, act: bool) -> int:
-        """Up to how many rows it was measured faster to take these neighbours in."""
+        """Up to how many rows it was measured faster to take these neighbours in; on other weights it may be slower."""
         wanted = {op for op, asked in (("add_rms_norm", norm), ("act_and_mul", act)) if asked}
         if not wanted or not wanted <= self._fuse:
             return 0
-        n, k = weights.weight.shape
-        measured = self._fused[norm, act].most_rows(n, k)
-        return min(UNMEASURED_ROWS if measured is None else measured, self._normed_rows if norm else MAX_ROWS)
+        return min(self._fused[norm, act].most_rows(*weights.weight.shape), 1 if norm else MAX_ROWS)
 
     def forward_fused(
         self, x: torch.Tensor, weights: Prepared, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x (M, K) -> (y (M, N) or (M, N/2), total (M, K) or None): one kernel for few rows, else several."""
         rows, (n, k) = x.shape[0], weights.weight.shape
-        if rows > (MAX_ROWS if norm is None else self._normed_rows):
+        if rows > (MAX_ROWS if norm is None else 1):
             return self._unfused(x, weights, bias, norm, act)
         tile: Sequence[int] = self._fused[norm is not None, act].find(n, k, rows) or default_tile(rows, n, k)
         out, total = x.new_empty((rows, n // 2 if act else n)), None

@@ -35,13 +35,10 @@ class TileTable:
         place = bisect_left(entry[0], rows)
         return entry[1][place] if place < len(entry[0]) else None
 
-    def most_rows(self, n: int, k: int) -> int | None:
-        """Up to how many rows an (n, k) weight has a tile, without a gap from the first on; None = not measured."""
-        entry = self._entries.get((n, k))
-        if entry is None:
-            return None
+    def most_rows(self, n: int, k: int) -> int:
+        """Up to how many rows an (n, k) weight has a tile for each number; 0 if it was not measured."""
         most = 0
-        for limit, tile in zip(*entry, strict=True):
+        for limit, tile in zip(*self._entries.get((n, k), ([], [])), strict=True):
             if not tile:
                 break
             most = limit

@@ -4,9 +4,9 @@ A program owns BLOCK_N rows of the weight and streams them once. M = 1 multiplie
 rows go through the tensor cores, padded to 16. Under a dependent launch the weight is on its way before x is there:
 reading it is what takes the time, and the kernels between two products leave the memory idle.
 
-A product can take in the norm before it: every program adds the residual and scales by the gains as it reads x, and
-divides by the root of the mean square, one number per row, at the end. It can also end with silu(gate) * up: a program
-then owns pairs of rows, a gate and its up.
+A product can end with silu(gate) * up: a program then owns pairs of rows, a gate and its up. One of a single row can
+also take in the norm before it: every program adds the residual and scales by the gains as it reads x, and divides by
+the root of the mean square at the end. With more rows each program would redo too much: it was measured twice as slow.
 """
 
 from __future__ import annotations
@@ -135,19 +135,13 @@ def _skinny_kernel(
     w_ptr,
     bias_ptr,
     out_ptr,
-    residual_ptr,
-    gain_ptr,
-    total_ptr,
     x_stride,
     w_stride,
     out_stride,
-    residual_stride,
     M,
     N,
-    eps,
     K: tl.constexpr,
     BIAS: tl.constexpr,
-    NORM: tl.constexpr,
     ACT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -163,27 +157,16 @@ def _skinny_kernel(
     wait_for_previous_kernel(DEPENDENT)
     tokens = tl.arange(0, BLOCK_M)
     live = tokens < M
-    kept = tl.where(tl.program_id(0) == 0, K, 0)  # one program stores the sums
     w_base = w_ptr + rows.to(tl.int64)[None, :] * w_stride
     x_base = x_ptr + tokens.to(tl.int64)[:, None] * x_stride
-    residual_base = residual_ptr + tokens.to(tl.int64)[:, None] * residual_stride
-    total_base = total_ptr + tokens.to(tl.int64)[:, None] * K
     out = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        inside_x, kept_x = live[:, None] & (k < K)[None, :], live[:, None] & (k < kept)[None, :]
-        x = _input(x_base + k[None, :], residual_base + k[None, :], total_base + k[None, :], inside_x, kept_x, NORM)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, axis=1)
-            x = (wide * tl.load(gain_ptr + k, mask=k < K, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
+        x = tl.load(x_base + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0)
         w = tl.load(w_base + k[:, None], mask=inside[None, :] & (k < K)[:, None], other=0.0)
         if UPCAST:
             x, w = x.to(tl.float32), w.to(tl.float32)
         out = tl.dot(x, w, out, input_precision="ieee")
-    if NORM:
-        out *= tl.rsqrt(squares / K + eps)[:, None]
     if BIAS:
         out += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)[None, :]
     if ACT:
@@ -228,24 +211,23 @@ def _skinny_linear(
 ) -> None:
     dependent = dependent and not INTERPRETED
     rows, (n, k) = x.shape[0], weight.shape
+    if residual is not None and rows != 1:
+        raise ValueError(f"a product of {rows} rows cannot take in a norm, only one of a single row")
     grid = (triton.cdiv(n, block_n),)
     held = ahead(block_n, block_k, warps, k) if rows == 1 else 0
     lines = min(MOST_LINES, triton.next_power_of_2(max(1, -(-(k - held) // 64))))
-    # Pointers that a form of the kernel never follows still have to be pointers.
-    tensors = (
-        x, weight, weight if bias is None else bias, out,
-        x if residual is None else residual, weight if gain is None else gain, out if total is None else total,
-    )  # fmt: skip
-    forms = {"BIAS": bias is not None, "NORM": residual is not None, "ACT": act, "DEPENDENT": dependent}
+    # Pointers that a form of a kernel never follows still have to be pointers.
+    tensors = (x, weight, weight if bias is None else bias, out)
+    forms = {"BIAS": bias is not None, "ACT": act, "DEPENDENT": dependent}
     if rows == 1:
+        before = (x, x, x) if residual is None else (residual, gain, total)
         _gemv_kernel[grid](
-            *tensors, weight.stride(0), n, eps, K=k, **forms, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=held,
-            LINES=lines, num_warps=warps, num_stages=stages, launch_pdl=dependent,
+            *tensors, *before, weight.stride(0), n, eps, K=k, **forms, NORM=residual is not None, BLOCK_N=block_n,
+            BLOCK_K=block_k, AHEAD=held, LINES=lines, num_warps=warps, num_stages=stages, launch_pdl=dependent,
         )  # fmt: skip
     else:
-        step = 0 if residual is None else residual.stride(0)
         _skinny_kernel[grid](
-            *tensors, x.stride(0), weight.stride(0), out.stride(0), step, rows, n, eps, K=k, **forms, BLOCK_M=16,
+            *tensors, x.stride(0), weight.stride(0), out.stride(0), rows, n, K=k, **forms, BLOCK_M=16,
             BLOCK_N=block_n, BLOCK_K=block_k, LINES=lines, UPCAST=INTERPRETED, num_warps=warps, num_stages=stages,
             launch_pdl=dependent,
         )  # fmt: skip
@@ -261,5 +243,5 @@ skinny_linear = library.register(
 """x (M, K) with M <= MAX_ROWS, weight (N, K), bias (N,) -> out (M, N); the four numbers are a Tile; dependent: a
 programmatic dependent launch (compute capability 9.0), which reads the weight before earlier kernels are done.
 
-act: out (M, N/2) = silu(gate) * up of weight rows gate, then up. residual (M, K), gain (K,), eps and total (M, K),
-contiguous, together: total = x + residual, and the product is of rms_norm(total) * gain."""
+act: out (M, N/2) = silu(gate) * up of weight rows gate, then up. residual (1, K), gain (K,), eps and total (1, K)
+together, with M = 1: total = x + residual, and the product is of rms_norm(total) * gain."""
