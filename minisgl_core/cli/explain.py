@@ -147,7 +147,7 @@ def _print_plan(plan: Plan, subject: str) -> None:
     print_table(("SLOT", "BACKEND", "VERSION"), rows)
     for choice in plan.choices("linear"):
         if fused := plan.fused(choice):
-            click.echo(f"{choice.label} takes {', '.join(sorted(fused))} into its products where it finds that faster")
+            click.echo(f"{choice.label} may take {' and '.join(sorted(fused))} into its products")
     for line in plan.fallbacks:
         click.echo(f"fallback: {line}")
 

@@ -139,6 +139,8 @@ class Engine:
 
     def _make_context(self, setups: Setups) -> Context:
         kv = self._closed_later(build(self.plan.choice("kv"), setups.kv()))
+        ops = self._closed_later(setups.build_ops(kv, self.comm))
+        linear, fused = setups.build_linear()
         needs_moe = self.model_config.moe is not None
         return Context(
             config=self.model_config,
@@ -148,9 +150,9 @@ class Engine:
             platform=self.platform,
             comm=self.comm,
             kv=kv,
-            ops=self._closed_later(setups.build_ops(kv, self.comm)),
-            linear=self._closed_later(setups.build_linear()),
-            fused=setups.fused_ops(),
+            ops=ops,
+            linear=self._closed_later(linear),
+            fused=fused,
             moe=self._closed_later(build(self.plan.choice("moe"), setups.moe())) if needs_moe else None,
             max_seq_len=self.max_seq_len,
             max_tokens=self.config.max_prefill_tokens,

@@ -21,7 +21,7 @@ from minisgl_core.plugin_api import (
     MoESetup,
     OpsSetup,
 )
-from minisgl_core.registry import build
+from minisgl_core.registry import build, fuses
 
 from .config import SAMPLING_MODES
 from .dispatch import NO_LIMIT, Route
@@ -154,8 +154,10 @@ class Setups:
                     routes[phase].append(Route(built[key], page_size, host_plan, limit or NO_LIMIT, choice.label))
         return routes
 
-    def build_linear(self) -> LinearBackend:
-        """The plan's linear backend, or those for each weight's shape and number of rows where the plan says so."""
+    def build_linear(self) -> tuple[LinearBackend, frozenset[str]]:
+        """The plan's linear backend, or those for each weight's shape and number of rows where the plan says so; and
+        the operations that some of them may take into their products.
+        """
         built: dict[Any, LinearBackend] = {}
 
         def routes(shape: tuple[int, int] | None) -> list[LinearRoute]:
@@ -163,20 +165,16 @@ class Setups:
             for limit, choice in self._plan.by_batch("linear", shape=shape):
                 if _identity(choice) not in built:
                     built[_identity(choice)] = build(choice, self.linear())
-                fused = self._plan.fused(choice)
-                found.append(LinearRoute(built[_identity(choice)], limit or NO_LIMIT, fused))
+                backend = built[_identity(choice)]
+                fused = self._plan.fused(choice) if fuses(backend) else frozenset[str]()
+                found.append(LinearRoute(backend, limit or NO_LIMIT, fused))
             return found
 
         with _all_or_none(built):
             default = routes(None)
             by_shape = {shape: routes(shape) for shape in self._plan.shapes("linear")}
-        if len(built) == 1:
-            return default[0].backend
-        return ResolvedLinear(default, by_shape)
-
-    def fused_ops(self) -> frozenset[str]:
-        """Operations that some linear backend of the plan takes into its products."""
-        return frozenset[str]().union(*map(self._plan.fused, self._plan.choices("linear")))
+        fused = frozenset[str]().union(*(route.fused for some in (default, *by_shape.values()) for route in some))
+        return (default[0].backend if len(built) == 1 else ResolvedLinear(default, by_shape)), fused
 
     def build_ops(self, kv: KVKernels, comm: Communicator) -> LayerOps:
         """Every operation from the backend that the plan names for it."""

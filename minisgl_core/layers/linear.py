@@ -47,6 +47,7 @@ class Linear(Layer):
         self.weight = torch.empty(out_features, in_features, dtype=ctx.dtype, device=ctx.device)
         self.bias = torch.zeros(out_features, dtype=ctx.dtype, device=ctx.device) if bias else None
         self._product = ctx.linear.forward
+        self._fused_product: Any = getattr(ctx.linear, "forward_fused", None)
         self._prepared: Any = None
         self._normed_rows = 0
 
@@ -64,7 +65,10 @@ class Linear(Layer):
         return linear.fused_rows(self._prepared, norm, self._act)
 
     def _fused(self, x: torch.Tensor, norm: AddNorm | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return cast("FusingLinear", self._ctx.linear).forward_fused(x, self._prepared, self.bias, norm, self._act)
+        fused: tuple[torch.Tensor, torch.Tensor | None] = self._fused_product(
+            x, self._prepared, self.bias, norm, self._act
+        )
+        return fused
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, in) -> new (T, out)."""
@@ -76,7 +80,7 @@ class Linear(Layer):
         """:meth:`forward` of the norm of x plus residual (T, in), and that sum; None: x is where the sum begins."""
         if residual is None:
             return self.forward(norm.forward(x)), x
-        if x.shape[0] <= self._normed_rows:
+        if 0 < x.shape[0] <= self._normed_rows:
             out, total = self._fused(x, norm.beside(residual))
             assert total is not None
             return out, total
@@ -136,7 +140,7 @@ class GatedLinear(ColumnMergedLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, in) -> new (T, width of this rank)."""
-        if x.shape[0] <= self._act_rows:
+        if 0 < x.shape[0] <= self._act_rows:
             return self._fused(x, None)[0]
         return self._act_and_mul(super().forward(x))
 

@@ -62,23 +62,26 @@ class AddNorm(NamedTuple):
 class FusingLinear(LinearBackend, Protocol):
     """A linear backend that takes neighbours of a product into its kernel. Optional, since API 1.2.
 
-    A backend whose caps list some of :data:`FUSABLE_OPS` in ``ops`` has these methods too. The core uses them only
-    where the plan gives the operation to the same distribution, so that nothing runs that was not chosen.
+    Such a backend lists in its caps, as ``ops``, those of :data:`FUSABLE_OPS` that its products can take in, alone and
+    together. The core asks for them only where the plan gives the operation to the same distribution, so that nothing
+    runs that was not chosen, and never for a norm behind an all-reduce.
     """
 
     def fused_rows(self, weights: Any, norm: bool, act: bool) -> int:
         """Up to how many rows (M) these prepared weights should be multiplied by :meth:`forward_fused`; 0 = never.
 
-        ``norm``: with an add and norm before; ``act``: with silu-and-mul behind. Asked once per weight and pair.
+        ``norm``: with an add and norm before; ``act``: with silu-and-mul behind. A question of speed alone, asked
+        before the first step; of a weight that silu-and-mul follows, never with ``norm`` alone.
         """
         ...
 
     def forward_fused(
         self, x: torch.Tensor, weights: Any, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x (M, K), M up to :meth:`fused_rows` -> (y, total).
+        """x (M, K), last dimension contiguous -> (y, total). At least one of ``norm`` and ``act`` is asked for.
 
         y: new, (M, N), or where ``act`` (M, N/2) = silu of its first half times its second. total: ``x + residual`` in
-        x's dtype, new (M, K), None without ``norm``. x is never changed.
+        x's dtype, new (M, K), None without ``norm``. x is never changed. Right for every weight and any M from 1 on;
+        the core calls it for at most :meth:`fused_rows` rows.
         """
         ...

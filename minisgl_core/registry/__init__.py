@@ -1,6 +1,6 @@
 """Plugins: found, checked, chosen, built. Nothing here imports torch."""
 
-from .build import build, load_class
+from .build import build, fuses, load_class
 from .loader import discover
 from .plan import Bucket, Choice, Plan
 from .probe import detect_device
@@ -21,6 +21,7 @@ __all__ = [
     "build",
     "detect_device",
     "discover",
+    "fuses",
     "load_class",
     "resolve_plan",
     "wants_graph",

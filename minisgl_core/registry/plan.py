@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from minisgl_core.errors import BackendError
-from minisgl_core.plugin_api import GraphLevel, Phase, Role
+from minisgl_core.plugin_api import FUSABLE_OPS, GraphLevel, Phase, Role
 
 from .query import Slot
 
@@ -191,14 +191,13 @@ class Plan:
         return tuple({json.dumps(choice.to_json()): choice for choice in found}.values())
 
     def fused(self, linear: Choice) -> frozenset[str]:
-        """Operations that this linear backend takes into its products, where it finds it faster: those that it offers
-        and the plan gives to its own distribution. A norm behind an all-reduce stays with it.
+        """Operations that this linear backend may take into its products: those that it offers and the plan gives to
+        its own distribution. A norm behind an all-reduce stays with it.
         """
-        called = {"add_rms_norm": "allreduce_add_rms_norm"} if self.tp_size == 1 else {"add_rms_norm": None}
-        ops = {op: called.get(op, op) for op in linear.ops}
-        return frozenset(
-            op for op, name in ops.items() if name and self.choice("ops", op=name).distribution == linear.distribution
-        )
+        called = {"add_rms_norm": "allreduce_add_rms_norm"}  # what layers call, whatever the number of ranks
+        offered = [op for op in FUSABLE_OPS if op in linear.ops and (op not in called or self.tp_size == 1)]
+        owners = {op: self.choice("ops", op=called.get(op, op)).distribution for op in offered}
+        return frozenset(op for op, owner in owners.items() if owner == linear.distribution)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from minisgl_core.errors import ConfigError
 from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, AnyValue, Caps, Role
-from minisgl_core.registry import build, load_class
+from minisgl_core.registry import build, fuses, load_class
 from minisgl_core.registry.imports import import_object
 
 from .case import Case, Finding
@@ -83,13 +82,16 @@ class ContractCase(Case):
             if "cuda" in _listed(box.devices) and not isinstance(box.sm, AnyValue):
                 low, high = box.sm
                 expect(low <= high, f"box {number} declares no compute capability: sm={box.sm}")
-            _check_op_box(box, number, FUSABLE_OPS if subject.spec.role == "linear" else OP_NAMES)
+            _check_ops(box, number, subject.spec.role)
 
     def _methods(self, subject: Subject, rig: Rig) -> None:
         """The factory can be imported and has every method of its role."""
         boxes: list[Caps | None] = [*subject.boxes(rig.facts)]
         for box in boxes or [None]:
-            load_class(subject.choice(box))
+            cls = load_class(subject.choice(box))
+            if subject.spec.role == "linear" and box is not None and box.ops:
+                what = f"its caps list {' and '.join(box.ops)}, but {subject.spec.factory}"
+                expect(fuses(cls), f"{what} lacks fused_rows and forward_fused")
 
     def _options(self, subject: Subject, rig: Rig) -> None:
         """Options have defaults; an unknown one is refused by name."""
@@ -123,6 +125,7 @@ def _listed(names: Any) -> tuple[str, ...]:
     return () if isinstance(names, AnyValue) else tuple(names)
 
 
-def _check_op_box(box: Caps, number: int, known: Sequence[str]) -> None:
+def _check_ops(box: Caps, number: int, role: Role) -> None:
+    known, what = (FUSABLE_OPS, "products do not take in") if role == "linear" else (OP_NAMES, "do not exist")
     unknown = [name for name in box.ops if name not in known]
-    expect(not unknown, f"box {number} offers operations that do not exist: {', '.join(unknown)}")
+    expect(not unknown, f"box {number} offers operations that {what}: {', '.join(unknown)}")

@@ -17,7 +17,8 @@ from minisgl_core.engine.planning import make_plan
 from minisgl_core.engine.products import LinearRoute, ResolvedLinear
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
-from minisgl_core.registry import Plan
+from minisgl_core.plugin_api import OP_NAMES
+from minisgl_core.registry import Bucket, Plan, Slot
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -98,6 +99,62 @@ def test_what_the_backend_does_not_offer_is_not_asked_of_it(
     )
     assert answers(path, replace(plan, buckets=buckets)) == answers(path, plan_for(path, "plain"))
     assert set(calls) == {("add_rms_norm" in offered, "act_and_mul" in offered)}
+
+
+def test_a_backend_that_only_lists_operations_takes_nothing_in(
+    tiny: Callable[[str], Path], calls: Counter[tuple[bool, bool]]
+) -> None:
+    """Its plugin is older than the API that reads the list."""
+    path = tiny("q3")
+    fused, plain = plan_for(path, "fused"), plan_for(path, "plain")
+    older = replace(plain.choice("linear"), distribution="minisgl-cpu-sim", ops=OP_NAMES)
+    plan = replace(plain, buckets=tuple(each for each in plain.buckets if each.slot.role != "linear"))
+    plan = replace(plan, buckets=(*plan.buckets, Bucket(Slot("linear"), older)))
+    assert plan.fused(older) == BOTH
+    assert answers(path, plan) == answers(path, plain)
+    assert not calls and answers(path, fused) == answers(path, plain) and calls
+
+
+def test_a_fusing_backend_that_no_number_of_rows_leads_to(tiny: Callable[[str], Path]) -> None:
+    path = tiny("q3")
+    fused, plain = plan_for(path, "fused"), plan_for(path, "plain")
+    hidden = [Bucket(Slot("linear"), fused.choice("linear"), (1, 8))]
+    before = [Bucket(Slot("linear"), plain.choice("linear"), rows) for rows in ((1, 4), (5, 8))]
+    plan = replace(plain, buckets=(*plain.buckets, *hidden, *before))
+    assert plan.fused(hidden[0].choice) == BOTH
+    assert answers(path, plan) == answers(path, plain)
+
+
+@pytest.mark.parametrize(("most", "largest"), [(4, 4), (15, 14)])
+def test_backends_by_shape_and_rows(
+    most: int,
+    largest: int,
+    tiny: Callable[[str], Path],
+    calls: Counter[tuple[bool, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """14 tokens of prompts, then 4 rows: the plan's border holds, not the sixteen rows that the backend would like."""
+    path = tiny("q3")
+    fused, plain = plan_for(path, "fused"), plan_for(path, "plain")
+    model, seen = read_model_config(str(path)), set[int]()
+    inner = FusedTorchLinear.forward_fused  # counts by now
+
+    def forward(self: Any, x: torch.Tensor, *rest: Any) -> Any:
+        seen.add(x.shape[0])
+        return inner(self, x, *rest)
+
+    monkeypatch.setattr(FusedTorchLinear, "forward_fused", forward)
+    slot = Slot("linear", shape=(2 * model.intermediate_size, model.hidden_size))
+    buckets = (Bucket(slot, fused.choice("linear"), (1, most)), Bucket(slot, plain.choice("linear")))
+    assert answers(path, replace(plain, buckets=(*plain.buckets, *buckets))) == answers(path, plain)
+    assert set(calls) == {(True, True)} and max(seen) == largest
+
+
+@pytest.mark.slow
+def test_two_ranks(tiny: Callable[[str], Path]) -> None:
+    path = tiny("q3")
+    plans = [replace(plan_for(path, linear), tp_size=2) for linear in ("plain", "fused")]
+    assert answers(path, plans[0], tp_size=2) == answers(path, plans[1], tp_size=2)
 
 
 def test_a_norm_behind_an_all_reduce_stays_with_it(tiny: Callable[[str], Path]) -> None:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.plugin_api import CannotRun, MoESetup, Reason
-from minisgl_core.registry import Choice, build, load_class
+from minisgl_core.registry import Choice, build, fuses, load_class
 
 
 class Options(BaseModel):
@@ -60,6 +60,33 @@ class SomeOps:
 
     def close(self) -> None:
         pass
+
+
+class Product:
+    def __init__(self, setup: Any, options: Any) -> None:
+        pass
+
+    def prepare_weights(self, weight: Any) -> Any:
+        return weight
+
+    def weight_of(self, weights: Any) -> Any:
+        return weights
+
+    def forward(self, *args: Any) -> Any:
+        return args
+
+    def close(self) -> None:
+        pass
+
+
+class HalfFused(Product):
+    def fused_rows(self, *args: Any) -> int:
+        return 1
+
+
+class Fused(HalfFused):
+    def forward_fused(self, *args: Any) -> Any:
+        return args
 
 
 SETUP = MoESetup(None, None, 8, 2, 64, 32, 1, 128)  # type: ignore[arg-type]
@@ -128,6 +155,15 @@ def test_an_ops_backend_needs_the_operations_that_it_offers(choose: Any) -> None
     assert load_class(choose("SomeOps", role="ops", ops=("sample",))) is SomeOps
     with pytest.raises(BackendError, match="lacks route of the ops API"):
         load_class(choose("SomeOps", role="ops", ops=("sample", "route")))
+
+
+def test_a_product_need_not_take_anything_in_whatever_its_caps_list(choose: Any) -> None:
+    """Before 1.2 of the linear API nobody read the operations that a linear backend lists."""
+    for ops in ((), ("add_rms_norm", "act_and_mul"), ("sample", "route")):
+        assert not fuses(build(choose("Product", role="linear", ops=ops), None))
+        assert fuses(build(choose("Fused", role="linear", ops=ops), None))
+        with pytest.raises(BackendError, match=r"lacks forward_fused of the linear API 1\.2"):
+            load_class(choose("HalfFused", role="linear", ops=ops))
 
 
 def test_models_are_loaded_without_a_protocol(choose: Any) -> None:

@@ -78,3 +78,35 @@ def test_digests_are_equal_only_for_equal_plans() -> None:
 def test_a_plan_of_another_format_is_refused() -> None:
     with pytest.raises(BackendError, match="format 99 cannot be read, this core reads format 1"):
         Plan.from_json({**PLAN.to_json(), "format": 99})
+
+
+def fusing(*listed: str, tp_size: int = 1, owner: str = "dist") -> tuple[Plan, Choice]:
+    """A plan whose linear backend lists these operations; those of role ops are the distribution ``owner``'s."""
+    linear = choice_of("linear", "fused", ops=listed)
+    ops = [replace(choice_of("ops", "any"), distribution=owner)] * 2
+    slots = [Slot("ops", op="allreduce_add_rms_norm"), Slot("ops", op="act_and_mul")]
+    buckets = (*map(Bucket, slots, ops), Bucket(Slot("linear"), linear))
+    return replace(PLAN, tp_size=tp_size, buckets=buckets), linear
+
+
+def test_products_take_in_what_their_backend_offers_and_the_plan_gives_to_its_distribution() -> None:
+    both = ("add_rms_norm", "act_and_mul")
+    for listed, kind, taken in (
+        (both, {}, set(both)),
+        (both, {"tp_size": 2}, {"act_and_mul"}),
+        (both, {"owner": "another"}, set()),
+        (("act_and_mul",), {}, {"act_and_mul"}),
+        ((), {}, set()),
+        # nobody read this list before 1.2 of the linear API, and `route` is an operation that this plan does not have
+        (("route", "rms_norm", "sample", "add_rms_norm"), {}, {"add_rms_norm"}),
+    ):
+        plan, linear = fusing(*listed, **kind)  # type: ignore[arg-type]
+        assert plan.fused(linear) == taken
+        assert Plan.from_json(plan.to_json()).fused(linear) == taken
+
+
+def test_one_backend_for_the_norm_and_another_for_the_activation() -> None:
+    plan, linear = fusing("add_rms_norm", "act_and_mul")
+    norm, act, product = plan.buckets
+    act = replace(act, choice=replace(act.choice, distribution="another"))
+    assert replace(plan, buckets=(norm, act, product)).fused(linear) == {"add_rms_norm"}

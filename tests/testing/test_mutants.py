@@ -157,6 +157,8 @@ MUTANTS = [
     Mutant("ops", "DrawsFromTheProcessNoise", "sample/float32/random", "torch's random state"),
     Mutant("linear", "ForgetsTheBias", "bias", caps=PRODUCTS),
     Mutant("linear", "OneWeightForAllInstances", "in_turn", "instance 0 of 2", PRODUCTS),
+    Mutant("linear", "TakesInNothing", "contract/methods", "lacks fused_rows and forward_fused", FUSED),
+    Mutant("linear", "TakesInNothing", "contract/caps", "rms_norm", FULL),
     Mutant("linear", "ForgetsTheResidual", "norm/m=1", "x + residual", FUSED),
     Mutant("linear", "AddsIntoTheResidual", "norm/m=1", "residual", FUSED),
     Mutant("linear", "SwapsGateAndUp", "act/m=17", "the product", FUSED),

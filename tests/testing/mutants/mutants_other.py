@@ -227,6 +227,10 @@ class OneWeightForAllInstances(PlainLinear):
         return super().forward(x, self.prepared, bias)
 
 
+class TakesInNothing(PlainLinear):
+    """Its caps say otherwise."""
+
+
 class ForgetsTheResidual(FusedTorchLinear):
     def forward_fused(self, x, weights, bias, norm, act):
         forgotten = norm and norm._replace(residual=torch.zeros_like(norm.residual))

@@ -1,0 +1,121 @@
+"""Layers and the products that take in their neighbours: which way is taken for which number of rows, to one result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl_core.builtin.linear import PlainLinear
+from minisgl_core.builtin.ops import ComposedOps
+from minisgl_core.core import Context
+from minisgl_core.distributed import DistributedInfo
+from minisgl_core.layers import GatedLinear, QKVLinear, RMSNorm
+from minisgl_core.plugin_api import FUSABLE_OPS, AddNorm
+
+HIDDEN, WIDTH, MOST = 6, 5, 3
+
+
+class Ops(ComposedOps):
+    def __init__(self) -> None:
+        """Of one rank: needs no Setup."""
+
+    def allreduce_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.add_rms_norm(x, residual, weight, eps)
+
+
+class Fusing(PlainLinear):
+    """Counts its fused calls, and wants up to MOST rows in each form but those in ``never``."""
+
+    def __init__(self, *never: tuple[bool, bool]) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.never, self.seen = never, list[tuple[int, bool, bool]]()
+
+    def fused_rows(self, weights: Any, norm: bool, act: bool) -> int:
+        return 0 if (norm, act) in self.never else MOST
+
+    def forward_fused(
+        self, x: torch.Tensor, weights: Any, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.seen.append((x.shape[0], norm is not None, act))
+        ops, total = Ops(), None
+        if norm is not None:
+            x, total = ops.add_rms_norm(x, *norm)
+        out = self.forward(x, weights, bias)
+        return (ops.act_and_mul(out) if act else out), total
+
+
+def context(linear: Any, *fused: str) -> Context:
+    return Context(
+        config=None,  # type: ignore[arg-type]
+        tp=DistributedInfo(0, 1),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        platform=None,  # type: ignore[arg-type]
+        comm=None,  # type: ignore[arg-type]
+        kv=None,  # type: ignore[arg-type]
+        ops=Ops(),  # type: ignore[arg-type]
+        linear=linear,
+        fused=frozenset(fused),
+    )
+
+
+def made(kind: str, ctx: Context) -> tuple[Any, RMSNorm]:
+    """A layer and the norm before it, with the same weights for every context."""
+    layer: Any = (
+        GatedLinear(ctx, HIDDEN, WIDTH, bias=True) if kind == "gated" else QKVLinear(ctx, HIDDEN, 2, 1, 2, True)
+    )
+    norm, draw = RMSNorm(ctx, HIDDEN, 1e-5), torch.Generator().manual_seed(3)
+    for tensor in (layer.weight, layer.bias, norm.weight):
+        tensor.normal_(generator=draw)
+    layer.finish()
+    return layer, norm
+
+
+@pytest.mark.parametrize("kind", ["qkv", "gated"])
+@pytest.mark.parametrize("rows", [0, 1, MOST, MOST + 1])
+def test_products_take_in_their_neighbours_up_to_the_rows_that_the_backend_names(kind: str, rows: int) -> None:
+    fusing = Fusing()
+    layer, norm = made(kind, context(fusing, *FUSABLE_OPS))
+    plain, same_norm = made(kind, context(PlainLinear(None)))  # type: ignore[arg-type]
+    x, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
+    given = x.clone(), residual.clone()
+    out, total = layer.forward_normed(norm, x, residual)
+    wanted, sum_wanted = plain.forward_normed(same_norm, *given)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(total, sum_wanted)
+    assert fusing.seen == ([(rows, True, kind == "gated")] if 0 < rows <= MOST else [])
+
+
+@pytest.mark.parametrize("rows", [0, 1, MOST + 1])
+def test_no_rows_are_no_reason_to_ask_a_backend_that_takes_nothing_in(rows: int) -> None:
+    layer, norm = made("gated", context(PlainLinear(None)))  # type: ignore[arg-type]
+    x = torch.randn(rows, HIDDEN)
+    assert layer.forward(x).shape == layer.forward_normed(norm, x, x.clone())[0].shape == (rows, WIDTH)
+
+
+def test_the_activation_is_taken_in_behind_a_norm_that_is_not() -> None:
+    x, residual = torch.randn(2, HIDDEN), torch.randn(2, HIDDEN)
+    for fusing, fused in ((Fusing((True, True)), FUSABLE_OPS), (Fusing(), ("act_and_mul",))):
+        layer, norm = made("gated", context(fusing, *fused))
+        layer.forward_normed(norm, x, residual)
+        assert fusing.seen == [(2, False, True)]
+
+
+def test_where_the_residual_begins_there_is_no_norm_to_take_in() -> None:
+    fusing, x = Fusing(), torch.randn(1, HIDDEN)
+    layer, norm = made("qkv", context(fusing, *FUSABLE_OPS))
+    out, residual = layer.forward_normed(norm, x, None)
+    torch.testing.assert_close(out, layer.forward(norm.forward(x)))
+    assert residual is x and not fusing.seen
+
+
+def test_a_backend_that_could_is_not_asked_where_the_plan_does_not_allow_it() -> None:
+    fusing, x = Fusing(), torch.randn(1, HIDDEN)
+    for kind in ("qkv", "gated"):
+        layer, norm = made(kind, context(fusing))
+        layer.forward_normed(norm, x, x.clone())
+    assert not fusing.seen
