@@ -121,6 +121,23 @@ def test_explain_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "decode steps in graphs" in text and "torch@minisgl-cpu-sim" in text and "rejected   for other" in text
 
 
+@pytest.mark.parametrize(
+    ("more", "taken"),
+    [
+        ((), "act_and_mul and add_rms_norm"),
+        (("--tp-size", "2"), "act_and_mul"),  # a norm behind an all-reduce stays with it
+        (("--backend", "ops=composed"), ""),
+    ],
+)
+def test_explain_says_what_products_may_take_in(
+    more: tuple[str, ...], taken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("minisgl_cpu_sim")
+    assert main(["explain", "--geometry", "qwen3-0.6b", "--device", "cpu", "--backend", "linear=fused", *more]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "into its products" in line]
+    assert told == ([f"fused@minisgl-cpu-sim may take {taken} into its products"] if taken else [])
+
+
 def test_explain_reads_a_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],

@@ -24,6 +24,7 @@ PINNED = {
     "minisgl_core.plugin_api": [
         "ANY",
         "API_VERSIONS",
+        "AddNorm",
         "AnyValue",
         "AttentionBackend",
         "AttentionSetup",
@@ -36,6 +37,8 @@ PINNED = {
         "CommSetup",
         "Communicator",
         "Event",
+        "FUSABLE_OPS",
+        "FusingLinear",
         "GraphHost",
         "GraphLevel",
         "GraphRunner",
