@@ -171,7 +171,7 @@ def minisgl_linears() -> list[BackendSpec]:
             name="fused",
             factory="minisgl_cpu_sim.pure.linear:FusedTorchLinear",
             caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always", formats=("plain",), ops=FUSABLE_OPS),),
-            tier=90,
+            tier=95,  # behind the core's own, which is as fast and takes nothing in
             stand_in=True,
             summary="torch's products with the norm before and the activation behind: runs the core's fused path",
         ),
