@@ -20,6 +20,17 @@ FORCED_MODELS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "qwen3",
         {"hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, **_QWEN3},
     ),
+    "widths": (  # of Qwen3-0.6B, whose products have tiles and neighbours measured
+        "qwen3",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            **_QWEN3,
+        },
+    ),
     "ratio5": (
         "llama",
         {"hidden_size": 640, "num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 64, **_QWEN3},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any, Final
@@ -75,6 +75,9 @@ def checks(quick: bool, pairs: Sequence[AttentionPair]) -> list[Check]:
             cost, also_quick = 6.0 * (1 + len(pages)), pair.main or model == "dense"
             name = f"bf16/{pair.name}/{model}"
             found.append(Check(name, run, cost, session=session, quick=also_quick, needs=pair.needs))
+        if pair is pairs[0]:
+            run = partial(within_bounds_for_few_rows, pair.backends)
+            found.append(Check(f"bf16/{pair.name}/few-rows", run, 20.0, session=session, needs=pair.needs))
         run = partial(unharmed_by_nan, pair.backends)
         found.append(Check(f"poison/{pair.name}", run, 12.0, session=session, cases=(65,), needs=pair.needs))
     return found
@@ -170,6 +173,31 @@ def within_bounds(pair: dict[str, str], model: str, pages: Sequence[int], here: 
             raise Failed(f"page size {page_size}, graphs {'on' if graphs else 'off'}: {failed}") from None
         worst = max(worst, figures["worst_error"])
         here.note(**{**figures, "worst_error": worst})
+    return {}
+
+
+def within_bounds_for_few_rows(pair: dict[str, str], here: Here) -> dict[str, Any]:
+    """Teacher-forced logits at the widths of Qwen3-0.6B, for several rows and for one alone, as kernels of few rows and
+    products that take in their neighbours see them.
+    """
+    from .forced import follow, judge, make_script
+    from .models import forced_model
+
+    folder = forced_model(here, "widths")
+    script = make_script(here, "widths", folder)
+    alone = replace(
+        script, prompts=script.prompts[-1:], continuations=script.continuations[-1:], wanted=script.wanted[-1:]
+    )
+    worst = 0.0
+    for (rows, part), graphs in product((("several rows", script), ("one row", alone)), (True, False)):
+        logits, tokens, engine = follow(here, folder, part, pair, graphs=graphs)
+        try:
+            figures = judge(part, logits, tokens)
+        except Failed as failed:
+            raise Failed(f"{rows}, graphs {'on' if graphs else 'off'}: {failed}") from None
+        worst = max(worst, figures["worst_error"])
+        fused = {op for choice in engine.plan.choices("linear") for op in engine.plan.fused(choice)}
+        here.note(**{**figures, "worst_error": worst, "may_fuse": " ".join(sorted(fused)) or "nothing"})
     return {}
 
 
