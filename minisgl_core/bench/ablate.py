@@ -124,6 +124,10 @@ class _Bench:
             return
         config = variant.applied_to(job.config)
         plan = make_plan(config, self._model)
+        chosen = {f"{bucket.choice.role}:{bucket.choice.name}" for bucket in plan.buckets}
+        if unused := sorted(set(variant.options) - chosen):
+            yield {"mode": modes[0], "note": f"the plan has no {' or '.join(unused)}"}
+            return
         if variant != DEFAULT and not variant.repeats and self._is_default(variant, config, plan):
             yield {"mode": modes[0], "note": "the default is the same"}
             return

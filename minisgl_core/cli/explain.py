@@ -115,7 +115,12 @@ def _device(text: str) -> tuple[DeviceFacts, bool]:
     if match:
         return DeviceFacts("cuda", sm=int(match[1])), True
     if text not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device is {text!r}", field="--device", value=text, remedy="use cpu, cuda, or such as sm90")
+        raise UsageError(
+            f"--device is {text!r}",
+            field="--device",
+            value=text,
+            remedy="use cpu, cuda, or such as sm90 (H100, H200)",
+        )
     return detect_device(text), False
 
 
@@ -147,7 +152,13 @@ def _print_plan(plan: Plan, subject: str) -> None:
     print_table(("SLOT", "BACKEND", "VERSION"), rows)
     for choice in plan.choices("linear"):
         if fused := plan.fused(choice):
-            click.echo(f"{choice.label} may take {' and '.join(sorted(fused))} into its products")
+            click.echo(
+                f"{choice.label} may take {' and '.join(sorted(fused))} into its products, where its options allow it "
+                "and it finds that faster"
+            )
+        for op, why_not in plan.fusions(choice).items():
+            if why_not:
+                click.echo(f"{choice.label} could take {op} into its products, but {why_not}")
     for line in plan.fallbacks:
         click.echo(f"fallback: {line}")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from minisgl_core.layers.linear import checked_rows
 from minisgl_core.plugin_api import FUSABLE_OPS
 
 from .dispatch import NO_LIMIT
@@ -82,7 +83,7 @@ class ResolvedLinear:
         wanted = {op for op, asked in zip(FUSABLE_OPS, (norm, act), strict=True) if asked}
         if not weights.fused >= wanted:
             return 0
-        rows = weights.fewest.fused_rows(weights.weights[0], norm, act)
+        rows = checked_rows(weights.fewest, weights.fewest.fused_rows(weights.weights[0], norm, act))
         return min((rows, *weights.limits[:1]))
 
     def forward_fused(

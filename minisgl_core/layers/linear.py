@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from minisgl_core.checkpoint import WeightSlot
-from minisgl_core.errors import ConfigError
+from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.plugin_api import FUSABLE_OPS
 
 from .base import Layer
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
     from .norm import RMSNorm
 
-__all__ = ["ColumnMergedLinear", "GatedLinear", "Linear", "QKVLinear", "ReplicatedLinear", "RowLinear", "split_evenly"]
+__all__ = [
+    "ColumnMergedLinear",
+    "GatedLinear",
+    "Linear",
+    "QKVLinear",
+    "ReplicatedLinear",
+    "RowLinear",
+    "checked_rows",
+    "split_evenly",
+]
 
 ALL = slice(None)
 
@@ -34,6 +43,19 @@ def split_evenly(what: str, total: int, tp_size: int) -> int:
             remedy=f"use a tp_size that divides {total}",
         )
     return total // tp_size
+
+
+def checked_rows(linear: object, rows: object) -> int:
+    """``rows``, a backend's word on how many it wants fused. Raises :class:`BackendError` if that is no such number."""
+    if isinstance(rows, int) and rows >= 0:
+        return rows
+    kind = type(linear)
+    raise BackendError(
+        f"fused_rows of {kind.__module__}.{kind.__qualname__} returned {rows!r}",
+        field="linear",
+        value=rows,
+        remedy="return a number of rows; 0 = never",
+    )
 
 
 class Linear(Layer):
@@ -62,7 +84,7 @@ class Linear(Layer):
         if not wanted or not wanted <= self._ctx.fused:
             return 0
         linear = cast("FusingLinear", self._ctx.linear)
-        return linear.fused_rows(self._prepared, norm, self._act)
+        return checked_rows(linear, linear.fused_rows(self._prepared, norm, self._act))
 
     def _fused(self, x: torch.Tensor, norm: AddNorm | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         fused: tuple[torch.Tensor, torch.Tensor | None] = self._fused_product(

@@ -194,10 +194,22 @@ class Plan:
         """Operations that this linear backend may take into its products: those that it offers and the plan gives to
         its own distribution. A norm behind an all-reduce stays with it.
         """
-        called = {"add_rms_norm": "allreduce_add_rms_norm"}  # what layers call, whatever the number of ranks
-        offered = [op for op in FUSABLE_OPS if op in linear.ops and (op not in called or self.tp_size == 1)]
-        owners = {op: self.choice("ops", op=called.get(op, op)).distribution for op in offered}
-        return frozenset(op for op, owner in owners.items() if owner == linear.distribution)
+        return frozenset(op for op, why_not in self.fusions(linear).items() if not why_not)
+
+    def fusions(self, linear: Choice) -> dict[str, str]:
+        """What this linear backend offers to take into its products, and why it may not; "" if it may."""
+        return {op: self._why_not_fused(op, linear) for op in FUSABLE_OPS if op in linear.ops}
+
+    def _why_not_fused(self, op: str, linear: Choice) -> str:
+        norm = op == "add_rms_norm"
+        if norm and self.tp_size > 1:
+            return "with several ranks the norm stays with its all-reduce"
+        # what layers call is the norm behind an all-reduce, which one rank does not need
+        for name in (op, "allreduce_add_rms_norm") if norm else (op,):
+            owner = self.choice("ops", op=name)
+            if owner.distribution != linear.distribution:
+                return f"ops.{name} is {owner.label}, of another distribution"
+        return ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""

@@ -112,7 +112,7 @@ def test_the_work_of_a_variant() -> None:
 
 def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out, plot = tmp_path / "a" / "rows.json", tmp_path / "rows.svg"
-    rows = "overlap,prefix-cache,attention fa,moe,chunk 8192,page 16"
+    rows = "overlap,prefix-cache,attention fa,linear unfused,moe,chunk 8192,page 16"
     code = main(
         ["bench", "offline", *TINY, "--ablate", "--rows", rows, "--json", "--out", str(out), "--plot", str(plot)]
     )
@@ -129,6 +129,7 @@ def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "supported cuda" in refused and refused.endswith("what would allow it") and len(refused) > 400
     assert found["moe loop (no graphs)", "latency"]["note"] == "the model has no experts"
     assert found["chunk 8192", "offline"]["note"] == "the default is the same"
+    assert found["linear unfused", "latency"]["note"] == "the plan has no linear:skinny"
     unmeasured = [found[name, "offline"] for name in ("attention fa", "chunk 8192")]
     unmeasured.append(found["moe loop (no graphs)", "latency"])
     assert all(row["relative"] is None and "rate" not in row for row in unmeasured)

@@ -122,20 +122,35 @@ def test_explain_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "taken"),
+    ("more", "taken", "not_taken"),
     [
-        ((), "act_and_mul and add_rms_norm"),
-        (("--tp-size", "2"), "act_and_mul"),  # a norm behind an all-reduce stays with it
-        (("--backend", "ops=composed"), ""),
+        ((), "act_and_mul and add_rms_norm", {}),
+        (("--tp-size", "2"), "act_and_mul", {"add_rms_norm": "with several ranks the norm stays with its all-reduce"}),
+        (
+            ("--backend", "ops.add_rms_norm=composed"),
+            "act_and_mul",
+            {"add_rms_norm": "ops.add_rms_norm is composed@minisgl-core, of another distribution"},
+        ),
+        (
+            ("--backend", "ops=composed"),
+            "",
+            {
+                "add_rms_norm": "ops.add_rms_norm is composed@minisgl-core, of another distribution",
+                "act_and_mul": "ops.act_and_mul is composed@minisgl-core, of another distribution",
+            },
+        ),
     ],
 )
 def test_explain_says_what_products_may_take_in(
-    more: tuple[str, ...], taken: str, capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], taken: str, not_taken: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("minisgl_cpu_sim")
     assert main(["explain", "--geometry", "qwen3-0.6b", "--device", "cpu", "--backend", "linear=fused", *more]) == 0
     told = [line for line in capsys.readouterr().out.splitlines() if "into its products" in line]
-    assert told == ([f"fused@minisgl-cpu-sim may take {taken} into its products"] if taken else [])
+    mine = "fused@minisgl-cpu-sim"
+    may = f"{mine} may take {taken} into its products, where its options allow it and it finds that faster"
+    others = [f"{mine} could take {op} into its products, but {why}" for op, why in not_taken.items()]
+    assert told == [*([may] if taken else []), *others]
 
 
 def test_explain_reads_a_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from minisgl_core.builtin.linear import PlainLinear
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import Context
 from minisgl_core.distributed import DistributedInfo
+from minisgl_core.errors import BackendError
 from minisgl_core.layers import GatedLinear, QKVLinear, RMSNorm
 from minisgl_core.plugin_api import FUSABLE_OPS, AddNorm
 
@@ -119,3 +121,13 @@ def test_a_backend_that_could_is_not_asked_where_the_plan_does_not_allow_it() ->
         layer, norm = made(kind, context(fusing))
         layer.forward_normed(norm, x, x.clone())
     assert not fusing.seen
+
+
+@pytest.mark.parametrize("rows", [None, -1, 2.0, "16"])
+def test_a_backend_that_says_no_number_of_rows_is_named(rows: Any) -> None:
+    class Odd(Fusing):
+        def fused_rows(self, weights: Any, norm: bool, act: bool) -> Any:
+            return rows
+
+    with pytest.raises(BackendError, match=rf"fused_rows of .*Odd returned {re.escape(repr(rows))}"):
+        made("gated", context(Odd(), *FUSABLE_OPS))

@@ -83,8 +83,8 @@ def test_a_plan_of_another_format_is_refused() -> None:
 def fusing(*listed: str, tp_size: int = 1, owner: str = "dist") -> tuple[Plan, Choice]:
     """A plan whose linear backend lists these operations; those of role ops are the distribution ``owner``'s."""
     linear = choice_of("linear", "fused", ops=listed)
-    ops = [replace(choice_of("ops", "any"), distribution=owner)] * 2
-    slots = [Slot("ops", op="allreduce_add_rms_norm"), Slot("ops", op="act_and_mul")]
+    ops = [replace(choice_of("ops", "any"), distribution=owner)] * 3
+    slots = [Slot("ops", op=op) for op in ("add_rms_norm", "allreduce_add_rms_norm", "act_and_mul")]
     buckets = (*map(Bucket, slots, ops), Bucket(Slot("linear"), linear))
     return replace(PLAN, tp_size=tp_size, buckets=buckets), linear
 
@@ -107,6 +107,7 @@ def test_products_take_in_what_their_backend_offers_and_the_plan_gives_to_its_di
 
 def test_one_backend_for_the_norm_and_another_for_the_activation() -> None:
     plan, linear = fusing("add_rms_norm", "act_and_mul")
-    norm, act, product = plan.buckets
-    act = replace(act, choice=replace(act.choice, distribution="another"))
-    assert replace(plan, buckets=(norm, act, product)).fused(linear) == {"add_rms_norm"}
+    for place, taken in enumerate(("act_and_mul", "act_and_mul", "add_rms_norm")):
+        buckets = list(plan.buckets)  # both names of the norm must be its own
+        buckets[place] = replace(buckets[place], choice=replace(buckets[place].choice, distribution="another"))
+        assert replace(plan, buckets=tuple(buckets)).fused(linear) == {taken}

@@ -125,11 +125,11 @@ def test_the_table_decides_how_many_rows_take_their_neighbours_in() -> None:
 def test_what_is_not_to_be_taken_in_is_not() -> None:
     setup = LinearSetup(torch.device(DEVICE), torch.bfloat16, 64)
     table = dict.fromkeys(FUSED_PARTS, TileTable({"64x32": [(1, [4, 256, 4, 2])]}))
-    only: Any = SkinnyLinear(setup, SkinnyOptions(fuse=("act_and_mul",)))
+    only: Any = SkinnyLinear(setup, SkinnyOptions(fuse=["act_and_mul"]))
     only._fused = table
     weights = only.prepare_weights(torch.zeros(64, 32, device=DEVICE))
     assert [only.fused_rows(weights, *form) for form in FUSED_PARTS] == [0, 1, 0]
-    never: Any = SkinnyLinear(setup, SkinnyOptions(fuse=()))
+    never: Any = SkinnyLinear(setup, SkinnyOptions(fuse=[]))
     never._fused = table
     assert [never.fused_rows(weights, *form) for form in FUSED_PARTS] == [0, 0, 0]
 

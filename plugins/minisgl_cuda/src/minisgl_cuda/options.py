@@ -39,5 +39,5 @@ class SkinnyOptions(BaseModel):
     dependent_launch: bool | None = None
     """Let a product be set up, and fetch its weight, while the kernel before it still computes its input. Needs compute
     capability 9.0 and a Triton that has programmatic dependent launches; None = where both are there."""
-    fuse: tuple[Literal["add_rms_norm", "act_and_mul"], ...] = ("add_rms_norm", "act_and_mul")
+    fuse: list[Literal["add_rms_norm", "act_and_mul"]] = ["add_rms_norm", "act_and_mul"]
     """What products may take in, where it was measured faster: the add and norm before them, the activation behind."""
