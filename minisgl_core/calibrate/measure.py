@@ -17,7 +17,7 @@ from minisgl_core.testing import Rig, Subject
 from minisgl_core.testing.timing import Timer, median_seconds
 
 from .grid import Size, sizes_of
-from .store import Calibration, Point, subject_of, versions_now
+from .store import Calibration, Point, is_timed, subject_of, versions_now
 from .work import Contender, prepare
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _fitting(field: Field, query: PlanQuery, joints: Sequence[Joint]) -> list[Co
     for joint in joints:
         for verdict in field.verdicts(query, joint):
             item = verdict.candidate
-            if verdict.box is not None and item.key not in found:
+            if verdict.box is not None and item.key not in found and is_timed(item.spec):
                 options = query.options.get(f"{item.spec.role}:{item.spec.name}", {})
                 subject = Subject(item.spec, item.distribution, item.version, options=options)
                 found[item.key] = Contender(subject, item.label, verdict.box, joint.page_size)

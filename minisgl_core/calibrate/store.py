@@ -16,11 +16,22 @@ from minisgl_core import __version__
 from minisgl_core.env import ENV
 from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import ModelConfig
-from minisgl_core.plugin_api import ROLES
+from minisgl_core.plugin_api import ROLES, BackendSpec
 from minisgl_core.registry import PlanQuery, Registry
 from minisgl_core.registry.query import rank_heads
 
-__all__ = ["Calibration", "Loaded", "Point", "file_of", "load", "save", "subject_of", "unmeasured", "versions_now"]
+__all__ = [
+    "Calibration",
+    "Loaded",
+    "Point",
+    "file_of",
+    "is_timed",
+    "load",
+    "save",
+    "subject_of",
+    "unmeasured",
+    "versions_now",
+]
 
 FORMAT: Final = 1
 
@@ -186,6 +197,13 @@ def _without_changed_backends(found: Calibration, registry: Registry) -> Loaded:
             now = f"now {installed[key]}" if key in installed else "not installed"
             ignored[f"{key} was measured at version {point.version}, it is {now}"] = None
     return Loaded(replace(found, points=tuple(kept)), tuple(ignored))
+
+
+def is_timed(spec: BackendSpec) -> bool:
+    """Is this backend one to time? A stand-in of role linear multiplies as torch does: noise would choose between it
+    and ``plain``, which takes no neighbours in.
+    """
+    return not (spec.role == "linear" and spec.stand_in)
 
 
 def unmeasured(calibration: Calibration, candidates: Sequence[tuple[str, str]]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from minisgl_core.calibrate.choose import apply
-from minisgl_core.calibrate.store import Loaded
+from minisgl_core.calibrate.store import Loaded, is_timed
 from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import ModelConfig, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
@@ -51,7 +51,9 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
     if left_out is None:
         query, measured = apply(query, model, registry)
     answer = explain(query, registry, elsewhere=elsewhere)
-    candidates = [(slot.slot.label, item.backend) for slot in answer.slots for item in slot.usable()]
+    untimed = {item.label for item in registry.candidates("linear") if not is_timed(item.spec)}
+    usable = ((slot.slot, item.backend) for slot in answer.slots for item in slot.usable())
+    candidates = [(slot.label, name) for slot, name in usable if not (slot.role == "linear" and name in untimed)]
     if as_json:
         about = {"model": subject, "architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
         print_json({**about, **answer.to_json(), "calibration": calibration_json(measured, candidates, left_out)})
