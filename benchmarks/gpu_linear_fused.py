@@ -81,7 +81,7 @@ class Buffers:
         n, k, rows = work.n, work.k, work.rows
         self.weight = randn(n, k) / k**0.5
         self.x, self.residual, self.gain = randn(rows, k), randn(rows, k), randn(k)
-        self.total, self.normed = torch.empty_like(self.x), torch.empty_like(self.x)
+        self.total = torch.empty_like(self.x)
         self.out = randn(rows, n // 2 if work.form[1] else n)
 
     def fused(self, form: Form, tile: Tile, x: torch.Tensor | None = None) -> None:
@@ -149,7 +149,7 @@ class Bench:
         took, tile = self.best(work, buffers)
         error = max(error, self.error_of(work, buffers[0], tile))
         separate = self.chain(work, buffers)
-        row = {
+        row: dict[str, Any] = {
             "n": work.n, "k": work.k, "rows": work.rows, "form": FUSED_PARTS[work.form], "fused_us": took, "tile": tile,
             "separate_us": separate, "error": error, "gigabytes": work.n * work.k * 2 / 1e9,
         }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from minisgl_core.layers.linear import checked_rows
-from minisgl_core.plugin_api import FUSABLE_OPS
+from minisgl_core.plugin_api.linear import neighbours
 
 from .dispatch import NO_LIMIT
 
@@ -38,10 +38,8 @@ class _PreparedLinear(NamedTuple):
     forwards: tuple[Callable[..., torch.Tensor], ...]
     weights: tuple[Any, ...]
     weight_of: Callable[[Any], torch.Tensor]
-    fewest: FusingLinear
-    """The backend of the first route; whether it is one that fuses, ``fused`` says"""
-    fused: frozenset[str]
-    """What it takes in"""
+    fewest: LinearRoute
+    """The first route: neighbours are taken in where rows are few"""
 
 
 class ResolvedLinear:
@@ -65,8 +63,7 @@ class ResolvedLinear:
             tuple(route.backend.forward for route in routes),
             tuple(prepared[id(route.backend)] for route in routes),
             routes[-1].backend.weight_of,
-            cast("FusingLinear", routes[0].backend),
-            routes[0].fused,
+            routes[0],
         )
 
     def weight_of(self, weights: _PreparedLinear) -> torch.Tensor:
@@ -80,17 +77,17 @@ class ResolvedLinear:
 
     def fused_rows(self, weights: _PreparedLinear, norm: bool, act: bool) -> int:
         """Up to how many rows the backend that serves the fewest takes these neighbours into its product."""
-        wanted = {op for op, asked in zip(FUSABLE_OPS, (norm, act), strict=True) if asked}
-        if not weights.fused >= wanted:
+        if not neighbours(norm, act) <= weights.fewest.fused:
             return 0
-        rows = checked_rows(weights.fewest, weights.fewest.fused_rows(weights.weights[0], norm, act))
-        return min((rows, *weights.limits[:1]))
+        backend = cast("FusingLinear", weights.fewest.backend)
+        return min(checked_rows(backend, backend.fused_rows(weights.weights[0], norm, act)), weights.fewest.limit)
 
     def forward_fused(
         self, x: torch.Tensor, weights: _PreparedLinear, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """By that backend: x (M, K) -> (y (M, N) or (M, N/2), total (M, K) or None)."""
-        return weights.fewest.forward_fused(x, weights.weights[0], bias, norm, act)
+        backend = cast("FusingLinear", weights.fewest.backend)
+        return backend.forward_fused(x, weights.weights[0], bias, norm, act)
 
     def close(self) -> None:
         """Free all of them."""

@@ -9,7 +9,7 @@ import torch
 
 from minisgl_core.checkpoint import WeightSlot
 from minisgl_core.errors import BackendError, ConfigError
-from minisgl_core.plugin_api import FUSABLE_OPS
+from minisgl_core.plugin_api.linear import neighbours
 
 from .base import Layer
 
@@ -49,13 +49,16 @@ def checked_rows(linear: object, rows: object) -> int:
     """``rows``, a backend's word on how many it wants fused. Raises :class:`BackendError` if that is no such number."""
     if isinstance(rows, int) and rows >= 0:
         return rows
-    kind = type(linear)
     raise BackendError(
-        f"fused_rows of {kind.__module__}.{kind.__qualname__} returned {rows!r}",
+        f"fused_rows of {_class_of(linear)} returned {rows!r}",
         field="linear",
         value=rows,
         remedy="return a number of rows; 0 = never",
     )
+
+
+def _class_of(backend: object) -> str:
+    return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
 class Linear(Layer):
@@ -80,7 +83,7 @@ class Linear(Layer):
 
     def _fused_rows(self, norm: bool) -> int:
         """Up to how many rows the product takes in a norm before it, if asked, and silu-and-mul if that follows."""
-        wanted = {op for op, asked in zip(FUSABLE_OPS, (norm, self._act), strict=True) if asked}
+        wanted = neighbours(norm, self._act)
         if not wanted or not wanted <= self._ctx.fused:
             return 0
         linear = cast("FusingLinear", self._ctx.linear)
@@ -104,7 +107,13 @@ class Linear(Layer):
             return self.forward(norm.forward(x)), x
         if 0 < x.shape[0] <= self._normed_rows:
             out, total = self._fused(x, norm.beside(residual))
-            assert total is not None
+            if total is None:
+                raise BackendError(
+                    f"forward_fused of {_class_of(self._ctx.linear)} returned no sum beside its product",
+                    field="linear",
+                    value=None,
+                    remedy="return (y, x + residual) where a norm is taken in",
+                )
             return out, total
         x, residual = norm.forward_add(x, residual)
         return self.forward(x), residual

@@ -10,10 +10,15 @@ if TYPE_CHECKING:
 
     from .platform import Platform
 
-__all__ = ["FUSABLE_OPS", "AddNorm", "FusingLinear", "LinearBackend", "LinearSetup"]
+__all__ = ["FUSABLE_OPS", "AddNorm", "FusingLinear", "LinearBackend", "LinearSetup", "neighbours"]
 
 FUSABLE_OPS: Final = ("add_rms_norm", "act_and_mul")
 """Operations that a linear backend may take into its products, named in ``Caps.ops``: one before, one behind."""
+
+
+def neighbours(norm: bool, act: bool) -> frozenset[str]:
+    """Those of :data:`FUSABLE_OPS` that a product with a norm before it, with silu-and-mul behind it, takes in."""
+    return frozenset(op for op, asked in zip(FUSABLE_OPS, (norm, act), strict=True) if asked)
 
 
 @dataclass(frozen=True, slots=True)

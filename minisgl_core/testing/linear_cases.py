@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from minisgl_core.plugin_api import FUSABLE_OPS, Caps
+from minisgl_core.plugin_api import Caps
+from minisgl_core.plugin_api.linear import neighbours
 
 from .attention_cases import DTYPES
 from .case import collect
@@ -55,8 +56,7 @@ def _of_box(box: Caps, quick: bool) -> Iterator[LinearCase]:
 def _fused(box: Caps, dtype: str, quick: bool) -> Iterator[LinearCase]:
     """What the box says that its products take in, alone and together."""
     forms = [(norm, act) for norm in (False, True) for act in (False, True) if norm or act]
-    offered = [form for form in forms if all(op in box.ops for op, on in zip(FUSABLE_OPS, form, strict=True) if on)]
-    for norm, act in offered:
+    for norm, act in (form for form in forms if neighbours(*form) <= set(box.ops)):
         what = "+".join(name for name, on in (("norm", norm), ("act", act)) if on)
         base = FusedLinearCase(name=dtype, dtype=dtype, norm=norm, act=act)
 

@@ -131,3 +131,13 @@ def test_a_backend_that_says_no_number_of_rows_is_named(rows: Any) -> None:
 
     with pytest.raises(BackendError, match=rf"fused_rows of .*Odd returned {re.escape(repr(rows))}"):
         made("gated", context(Odd(), *FUSABLE_OPS))
+
+
+def test_a_backend_that_keeps_the_sum_to_itself_is_named() -> None:
+    class Silent(Fusing):
+        def forward_fused(self, *arguments: Any) -> Any:
+            return super().forward_fused(*arguments)[0], None
+
+    layer, norm = made("gated", context(Silent(), *FUSABLE_OPS))
+    with pytest.raises(BackendError, match=r"forward_fused of .*Silent returned no sum"):
+        layer.forward_normed(norm, torch.randn(2, HIDDEN), torch.randn(2, HIDDEN))

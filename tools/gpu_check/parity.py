@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from minisgl_core.registry.requirements import Environment, check_requirements
 
 from .checks import Check, Failed, Here, expect
 from .conformance import backends_here, needs_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from .forced import Script
 
 __all__ = ["AttentionPair", "attention_pairs", "checks", "first_difference"]
 
@@ -159,7 +164,7 @@ def _compare(here: Here, model: Any, reference: Any) -> dict[str, Any]:
 
 def within_bounds(pair: dict[str, str], model: str, pages: Sequence[int], here: Here) -> dict[str, Any]:
     """Teacher-forced logits at every page size with graphs, and at one without."""
-    from .forced import follow, judge, make_script
+    from .forced import follow, make_script
     from .models import forced_model
 
     folder = forced_model(here, model)
@@ -167,20 +172,27 @@ def within_bounds(pair: dict[str, str], model: str, pages: Sequence[int], here: 
     worst = 0.0
     for page_size, graphs in [*((size, True) for size in pages), (16, False)]:
         logits, tokens, _ = follow(here, folder, script, pair, page_size=page_size, graphs=graphs)
-        try:
-            figures = judge(script, logits, tokens)
-        except Failed as failed:
-            raise Failed(f"page size {page_size}, graphs {'on' if graphs else 'off'}: {failed}") from None
+        figures = _judged(script, logits, tokens, f"page size {page_size}", graphs)
         worst = max(worst, figures["worst_error"])
         here.note(**{**figures, "worst_error": worst})
     return {}
+
+
+def _judged(script: Script, logits: torch.Tensor, tokens: torch.Tensor, where: str, graphs: bool) -> dict[str, float]:
+    """:func:`gpu_check.forced.judge`, whose complaint says where it was."""
+    from .forced import judge
+
+    try:
+        return judge(script, logits, tokens)
+    except Failed as failed:
+        raise Failed(f"{where}, graphs {'on' if graphs else 'off'}: {failed}") from None
 
 
 def within_bounds_for_few_rows(pair: dict[str, str], here: Here) -> dict[str, Any]:
     """Teacher-forced logits at the widths of Qwen3-0.6B, for several rows and for one alone, as kernels of few rows and
     products that take in their neighbours see them.
     """
-    from .forced import follow, judge, make_script
+    from .forced import follow, make_script
     from .models import forced_model
 
     folder = forced_model(here, "widths")
@@ -191,10 +203,7 @@ def within_bounds_for_few_rows(pair: dict[str, str], here: Here) -> dict[str, An
     worst = 0.0
     for (rows, part), graphs in product((("several rows", script), ("one row", alone)), (True, False)):
         logits, tokens, engine = follow(here, folder, part, pair, graphs=graphs)
-        try:
-            figures = judge(part, logits, tokens)
-        except Failed as failed:
-            raise Failed(f"{rows}, graphs {'on' if graphs else 'off'}: {failed}") from None
+        figures = _judged(part, logits, tokens, rows, graphs)
         worst = max(worst, figures["worst_error"])
         fused = {op for choice in engine.plan.choices("linear") for op in engine.plan.fused(choice)}
         here.note(**{**figures, "worst_error": worst, "may_fuse": " ".join(sorted(fused)) or "nothing"})
