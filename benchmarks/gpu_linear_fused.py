@@ -3,9 +3,10 @@
     python benchmarks/gpu_linear_fused.py --table skinny-sm90.json --out skinny-sm90.json
 
 For the merged projections of three models, by rows: the best tile of each form, and the chain that it would replace as
-the engine launches it (norm and activation in CUDA C++, the product by ``linear:skinny``), all launched dependently, in
-a CUDA graph over several copies of the weight. A form that wins gets its tile into the table that minisgl-cuda ships,
-whose other parts are kept; the norm and the activation together must also beat the activation alone behind a norm.
+the engine launches it: norm and activation in CUDA C++ and the product by ``linear:skinny``, all dependently, but where
+its table gives the product to cuBLAS. Both run in a CUDA graph over several copies of the weight. A form that wins gets
+its tile into the table that minisgl-cuda ships, whose other parts are kept; the norm and the activation together must
+also beat the activation alone behind a norm.
 """
 
 from __future__ import annotations
