@@ -39,8 +39,12 @@ SHAPES = {
     (4096, 1024): (NORM,), (6144, 1024): (ACT, BOTH),
     (7168, 5120): (NORM,), (34816, 5120): (ACT, BOTH),
     (5120, 2048): (NORM,),
+    (6144, 4096): (NORM,), (28672, 4096): (ACT, BOTH),
+    (4608, 3584): (NORM,), (37888, 3584): (ACT, BOTH),
+    (6144, 2560): (NORM,), (19456, 2560): (ACT, BOTH),
 }  # fmt: skip
-"""qkv and gate+up of Qwen3-0.6B and 14B, qkv of 30B-A3B, and what stands beside each."""
+"""qkv and gate+up of Qwen3-0.6B and 14B, qkv of 30B-A3B, qkv and gate+up of Llama-3.1-8B, Qwen2.5-7B and Qwen3-4B,
+each with the forms that its place in a layer allows."""
 ROWS = (1, 4, 8, 16)
 """Norms are taken in by products of one row."""
 WINS = 0.97

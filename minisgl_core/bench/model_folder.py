@@ -12,7 +12,7 @@ __all__ = ["config_json", "write_geometry"]
 
 
 def config_json(model: ModelConfig) -> dict[str, Any]:
-    """The config.json that reads back as this model; default rope only."""
+    """The config.json that reads back as this model; default and llama3 rope only."""
     content: dict[str, Any] = {
         "architectures": [model.architecture],
         "model_type": model.model_type,
@@ -31,6 +31,14 @@ def config_json(model: ModelConfig) -> dict[str, Any]:
         "torch_dtype": model.dtype,
         "eos_token_id": list(model.eos_token_ids),
     }
+    if model.rope.kind == "llama3":
+        content["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": model.rope.factor,
+            "low_freq_factor": model.rope.low_freq_factor,
+            "high_freq_factor": model.rope.high_freq_factor,
+            "original_max_position_embeddings": model.rope.original_max_position,
+        }
     if model.moe is not None:
         content |= {
             "num_experts": model.moe.num_experts,

@@ -73,9 +73,9 @@ def test_limits_of_experts_count_those_that_are_touched() -> None:
 def test_geometries_survive_their_config_json(name: str, tmp_path: Any) -> None:
     model = geometry(name)
     read = read_model_config(write_geometry(model, tmp_path))
-    for field in ("num_layers", "num_q_heads", "num_kv_heads", "head_dim", "moe", "qk_norm", "vocab_size", "windows"):
-        assert getattr(read, field) == getattr(model, field)
-    assert (read.rope.theta, read.rope.rotary_dim) == (model.rope.theta, model.rope.rotary_dim)
+    if model.rope.kind == "default":  # the reader notes the context there, which no other kind needs
+        model = replace(model, rope=replace(model.rope, original_max_position=model.max_position_embeddings))
+    assert replace(read, bos_token_id=model.bos_token_id) == model
 
 
 def test_peers_are_known_by_name_and_work() -> None:

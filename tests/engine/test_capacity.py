@@ -79,7 +79,9 @@ def test_parameters_are_counted_as_they_are_allocated(
 
 
 def test_parameters_of_a_model_that_people_know() -> None:
-    assert num_parameters(geometry("llama3-8b")) == 8_030_261_248
+    assert num_parameters(geometry("llama3-8b")) == num_parameters(geometry("llama-3.1-8b")) == 8_030_261_248
+    assert num_parameters(geometry("qwen2.5-7b")) == 7_615_616_512
+    assert num_parameters(geometry("qwen3-4b")) == 4_022_468_096
     assert num_parameters(geometry("qwen3-0.6b")) == 596_049_920
     assert num_parameters(geometry("qwen3-30b-a3b")) == 30_532_122_624
 

@@ -31,13 +31,15 @@ class Prepared(NamedTuple):
     """(N, K)"""
     transposed: torch.Tensor
     """(K, N)"""
+    tiles: tuple[list[int], ...]
+    """By number of rows, up to ``MAX_ROWS``; [] = the library's product"""
 
 
 class SkinnyLinear:
     """Chooses per (N, K, M): the tile table of this compute capability, measured by ``benchmarks/gpu_linear.py``.
 
-    Tiles of one capability need not fit into another's shared memory (227 KiB on 9.0, 99 on 8.6, 8.9 and 12.0), so a
-    device without a table of its own gets the default tiles, which fit everywhere.
+    Weights that were not measured go to cuBLAS, but for single rows where the table is uniform about weights of
+    similar size (:meth:`TileTable.choose`). A device without a table of its own gets cuBLAS only.
     """
 
     def __init__(self, setup: LinearSetup, options: SkinnyOptions | None = None) -> None:
@@ -55,7 +57,8 @@ class SkinnyLinear:
         # A dependent launch reads it without waiting for the kernels before.
         if self._platform is not None:
             self._platform.synchronize()
-        return Prepared(weight, weight.t())
+        n, k = weight.shape
+        return Prepared(weight, weight.t(), tuple(self._tiles.choose(n, k, rows) for rows in range(MAX_ROWS + 1)))
 
     def weight_of(self, weights: Prepared) -> torch.Tensor:
         """(N, K)"""
@@ -64,13 +67,10 @@ class SkinnyLinear:
     def forward(self, x: torch.Tensor, weights: Prepared, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x (M, K) -> new (M, N)."""
         rows = x.shape[0]
-        if rows <= MAX_ROWS:
-            n, k = weights.weight.shape
-            found = self._tiles.find(n, k, rows)
-            if found is None or found:  # else measured: cuBLAS is the faster one here
-                out = x.new_empty((rows, n))
-                skinny_linear(out, x, weights.weight, bias, *(found or default_tile(rows, n, k)), self._dependent)
-                return out
+        if rows <= MAX_ROWS and (tile := weights.tiles[rows]):
+            out = x.new_empty((rows, weights.weight.shape[0]))
+            skinny_linear(out, x, weights.weight, bias, *tile, self._dependent)
+            return out
         # What torch's ``linear`` comes down to; transposing in each call would cost the host more than all around it.
         return torch.mm(x, weights.transposed) if bias is None else torch.addmm(bias, x, weights.transposed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -34,6 +35,24 @@ class TileTable:
             return None
         place = bisect_left(entry[0], rows)
         return entry[1][place] if place < len(entry[0]) else None
+
+    def choose(self, n: int, k: int, rows: int) -> list[int]:
+        """The tile for ``rows`` rows on an (n, k) weight; [] = the library's product.
+
+        A weight that was not measured gets a kernel for one row only, and only where every measured weight of half to
+        twice its size, and at least two of them, has one: the tile of the nearest in size.
+        """
+        measured = self.find(n, k, rows)
+        if measured is not None:
+            return measured
+        if rows != 1:
+            return []
+        size = n * k
+        similar = [shape for shape in self._entries if size <= 2 * shape[0] * shape[1] <= 4 * size]
+        found = [
+            self.find(*shape, 1) for shape in sorted(similar, key=lambda shape: abs(math.log(math.prod(shape) / size)))
+        ]
+        return found[0] or [] if len(found) > 1 and all(found) else []
 
     def most_rows(self, n: int, k: int) -> int:
         """Up to how many rows an (n, k) weight has a tile for each number; 0 if it was not measured."""
