@@ -111,8 +111,8 @@ def drive(model: str, rank: int, size: int, port: int) -> dict[str, Any]:
         engine.graph_runner.pad_batch(batch)
         start, end = req.cached_len, req.device_len
         batch.positions = torch.arange(start, end, dtype=torch.int32)
-        batch.input_ids = req.input_ids[start:end].clone()
-        batch.out_loc = engine.page_table[0, start:end].clone()
+        batch.input_ids = req.input_ids[start:end]
+        batch.out_loc = engine.page_table[0, start:end]
         engine.attn_backend.prepare_metadata(batch)
         out = engine.forward_batch(batch, engine.sampler.prepare(batch))
         out.wait()

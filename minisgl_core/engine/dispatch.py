@@ -14,6 +14,7 @@ import torch
 from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import BatchView
 
+from .state import HandSet
 from .view import DerivedView
 
 if TYPE_CHECKING:
@@ -89,8 +90,7 @@ class AttentionDispatcher:
         if batch.is_prefill:
             self._derive_prefill(batch)
         else:
-            self._state.upload_decode(batch)
-            self._state.set_by_hand(batch)
+            self._state.prepare_decode(batch)
             self.derive_decode(batch, self._lens_host(batch))
         batch.attn.prepare_metadata(_for_backends(batch))
 
@@ -108,20 +108,27 @@ class AttentionDispatcher:
     def _derive_prefill(self, batch: Batch) -> None:
         state = self._state
         assert state is not None
-        sent = state.upload_prefill(batch)
-        device_lens = batch.device_lens()
+        device_lens, device = batch.device_lens(), state.lengths.device
         q_lens_host: tuple[int, ...] = tuple((device_lens - batch.cached_lens()).tolist())
         kv_lens_host: tuple[int, ...] = tuple(device_lens.tolist())
-        total, device = sum(q_lens_host), state.lengths.device
+        total = sum(q_lens_host)
+        # Copied before the upload: they may be views of what this pass or one that is prepared after it changes.
+        given = HandSet.of(batch, total, device)
+        sent = state.upload_prefill(batch)
         req_of_token = torch.repeat_interleave(torch.arange(batch.size, device=device), sent.q_lens, output_size=total)
         offset = sent.cached - sent.cu_q[:-1]
         positions = torch.arange(total, dtype=torch.int32, device=device) + offset[req_of_token]
         # The staging buffer is reused by the next upload.
         rows, input_ids = sent.rows.clone(), sent.input_ids.clone()
         batch.rows = rows
-        batch.positions = _by_hand(batch.positions, positions)
-        batch.input_ids = _by_hand(batch.input_ids, input_ids)
-        batch.out_loc = _by_hand(batch.out_loc, state.page_table[rows[req_of_token], batch.positions])
+        batch.positions = positions if given.positions is None else given.positions
+        batch.input_ids = input_ids if given.input_ids is None else given.input_ids
+        places = rows[req_of_token], batch.positions
+        if given.out_loc is None:
+            batch.out_loc = state.page_table[places]
+        else:
+            batch.out_loc = given.out_loc
+            state.page_table.index_put_(places, given.out_loc)
         batch.last_rows = (sent.cu_q[1:] - 1).to(torch.int64)
         kv_lens, max_kv = sent.cached + sent.q_lens, max(kv_lens_host)
         page_size = self._choose(batch).page_size
@@ -238,8 +245,3 @@ class AttentionDispatcher:
 def _for_backends(batch: Batch) -> BatchLike:
     """A batch whose inputs and view are derived is what backends are promised."""
     return cast("BatchLike", batch)
-
-
-def _by_hand(given: torch.Tensor | None, derived: torch.Tensor) -> torch.Tensor:
-    """A tensor that the caller set wins over the derived one."""
-    return derived if given is None else given.to(derived.device, derived.dtype)

@@ -200,8 +200,7 @@ class Engine:
         if not batch.padded_size:
             self.graph_runner.pad_batch(batch)
         if batch.is_decode and self.graph_runner.can_replay(batch):
-            self.state.upload_decode(batch)
-            self.state.set_by_hand(batch)
+            self.state.prepare_decode(batch)
             out = self.graph_runner.replay(batch)
         else:
             if batch.view is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minisgl_core.core import Batch, Req, SamplingParams
     from minisgl_core.plugin_api import Platform
 
-__all__ = ["DecodeState", "PrefillInputs", "pack_params"]
+__all__ = ["DecodeState", "HandSet", "PrefillInputs", "pack_params"]
 
 PARAM_COLUMNS = 6
 """temperature, top_k, top_p, min_p, seed_lo, seed_hi"""
@@ -40,6 +40,32 @@ class PrefillInputs(NamedTuple):
     """(B+1,)"""
     input_ids: torch.Tensor
     """(T,)"""
+
+
+class HandSet(NamedTuple):
+    """Copies of the inputs that a caller set on a Batch, on the device: int32 (T,), None where it set nothing."""
+
+    positions: torch.Tensor | None
+    input_ids: torch.Tensor | None
+    out_loc: torch.Tensor | None
+
+    @classmethod
+    def of(cls, batch: Batch, tokens: int, device: torch.device) -> HandSet:
+        """The first ``tokens`` of each. Raises :class:`ConfigError` for a field that has fewer."""
+        return cls(*(_copied(name, getattr(batch, name), tokens, device) for name in cls._fields))
+
+
+def _copied(name: str, given: torch.Tensor | None, tokens: int, device: torch.device) -> torch.Tensor | None:
+    if given is None:
+        return None
+    if given.dim() != 1 or len(given) < tokens:
+        raise ConfigError(
+            f"`Batch.{name}` has shape {list(given.shape)}, the pass has {tokens} tokens",
+            field=name,
+            value=list(given.shape),
+            remedy=f"set a tensor of shape [{tokens}], or leave it None",
+        )
+    return given[:tokens].to(device, torch.int32, copy=True)
 
 
 class DecodeState:
@@ -97,6 +123,17 @@ class DecodeState:
         self._params[table_idx] = pack_params(params, seed)
 
     # Uploading: once per pass, by the engine.
+
+    def prepare_decode(self, batch: Batch) -> None:
+        """:meth:`upload_decode`; then inputs that the caller set on the Batch win."""
+        if batch.positions is None and batch.input_ids is None and batch.out_loc is None:
+            self.upload_decode(batch)
+            return
+        # Copied before anything is uploaded: they may be views of what the upload and the caller's other fields change.
+        given = HandSet.of(batch, batch.size, self.lengths.device)
+        self.upload_decode(batch)
+        assert batch.rows is not None
+        self._set_by_hand(batch.rows[: batch.size], given)
 
     def upload_decode(self, batch: Batch) -> None:
         """Make the device agree with the host about a decode batch; in a steady step there is nothing to do."""
@@ -210,19 +247,14 @@ class DecodeState:
             places, slots = places[room:], slots[room:]
         return [places, slots]
 
-    def set_by_hand(self, batch: Batch) -> None:
-        """Decode inputs that the caller set on the Batch win: write them where the step will read them."""
-        if batch.positions is None and batch.input_ids is None and batch.out_loc is None:
-            return
-        assert batch.rows is not None
-        rows, device = batch.rows[: batch.size], self.lengths.device
-        if batch.positions is not None:
-            self.lengths.index_put_((rows,), batch.positions[: batch.size].to(device, torch.int32))
-        if batch.input_ids is not None:
-            self.last_token.index_put_((rows,), batch.input_ids[: batch.size].to(device, torch.int32))
-        if batch.out_loc is not None:
-            slots = batch.out_loc[: batch.size].to(device, torch.int32)
-            self.page_table.index_put_((rows, self.lengths[rows]), slots)
+    def _set_by_hand(self, rows: torch.Tensor, given: HandSet) -> None:
+        """Write a decode batch's inputs where the step will read them. ``rows`` (B,) int32"""
+        if given.positions is not None:
+            self.lengths.index_put_((rows,), given.positions)
+        if given.input_ids is not None:
+            self.last_token.index_put_((rows,), given.input_ids)
+        if given.out_loc is not None:
+            self.page_table.index_put_((rows, self.lengths[rows]), given.out_loc)
 
     # Device work, inside the step.
 

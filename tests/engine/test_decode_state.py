@@ -89,8 +89,7 @@ def test_hand_set_fields_win():
     batch.positions = torch.tensor([9], dtype=torch.int32)
     batch.input_ids = torch.tensor([77], dtype=torch.int32)
     batch.out_loc = torch.tensor([5], dtype=torch.int32)
-    state.upload_decode(batch)
-    state.set_by_hand(batch)
+    state.prepare_decode(batch)
     assert state.lengths[0].item() == 9 and state.last_token[0].item() == 77 and state.page_table[0, 9].item() == 5
 
 
