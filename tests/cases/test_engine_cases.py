@@ -1,4 +1,4 @@
-"""Cases of the engine: driven by hand, pages that may hold NaN, captured operations of other authors, memory, pauses."""
+"""Cases of the engine: driven by hand, pages that may hold NaN, captured operations, stored weights, pauses."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_outline(folder: Path, prompt: list[int], N: int, fields: Fields, graphs: int, **more: Any) -> list[int]:  # noqa: N803
+def run_outline(folder: Path, prompt: list[int], N: int, fields: Fields, graphs: int, **more: Any) -> list[int]:
     """The outline by hand, one line after the other; ``fields`` sets the Batch's inputs."""
     ids = torch.tensor(prompt, dtype=torch.int32)
-    P, rank, size = free_port(), 0, 1  # noqa: N806
+    P, rank, size = free_port(), 0, 1
     engine = Engine(EngineConfig(model_path=str(folder), tp_info=DistributedInfo(rank, size), dtype=torch.float32,
                     max_running_req=2, num_page_override=256, max_seq_len_override=128, distributed_port=P,
                     device="cpu", page_size=1, cuda_graph_max_bs=graphs, progress=False, **more))  # fmt: skip
