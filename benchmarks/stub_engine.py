@@ -230,6 +230,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
+    stop_reason: int | None = None
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
     def add(self, out: TokenOut) -> None:
@@ -238,7 +239,7 @@ class Answer:
         if out.token is not None:
             self.tokens.append(out.token)
             self.logprobs.append(out.logprobs)
-        self.finish_reason, self.error = out.finish_reason, out.error
+        self.finish_reason, self.error, self.stop_reason = out.finish_reason, out.error, out.stop_reason
 
 
 def serve(scheduler: Scheduler, messages: Sequence[Message], max_steps: int = 10_000) -> dict[int, Answer]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "MinisglError",
     "UsageError",
     "nearest",
+    "unknown_name",
 ]
 
 _SAME: Final = 0.8
@@ -99,3 +100,10 @@ class BackendError(MinisglError):
 
 class EngineError(MinisglError):
     """The engine failed at run time, or a rank died."""
+
+
+def unknown_name(owner: str, name: str, value: object, known: Iterable[str], hints: Mapping[str, str]) -> UsageError:
+    """The error for a keyword that ``owner`` does not know. ``hints``: other libraries' name -> what to do here."""
+    names = sorted(known)
+    remedy = hints.get(name) or nearest(name, names) or f"known are {', '.join(names)}"
+    return UsageError(f"{owner} has no parameter `{name}`", field=name, value=value, remedy=remedy)

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from minisgl_core.core import SamplingParams
-from minisgl_core.scheduler import ClearCache, NewReq, TokenOut, TokenRun
+from minisgl_core.scheduler import ClearCache, NewReq, PromptOut, TokenOut, TokenRun
 
 from .limits import PassFacts, pass_seconds
 
@@ -145,6 +145,8 @@ def _timed(runner: Runner, workload: Workload, ceilings: Ceilings, bar: Any) -> 
             outs = runner.step()
             now = time.perf_counter()
             for part in outs.parts:
+                if isinstance(part, PromptOut):
+                    continue
                 uids = part.uids if isinstance(part, TokenRun) else [part.uid] if part.token is not None else []
                 counts.update(uids)
                 if len(first) < len(workload.prompts):

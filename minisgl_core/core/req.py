@@ -56,6 +56,7 @@ class Req:
         "max_device_len",
         "prompt_len",
         "sampling_params",
+        "stop_ids",
         "table_idx",
         "uid",
     )
@@ -92,6 +93,8 @@ class Req:
         self.prompt_len = length
         self.uid = uid
         self.sampling_params = sampling_params
+        self.stop_ids = frozenset(sampling_params.stop_token_ids)
+        """Ids that end it. A scheduler adds the model's own."""
         self.cache_handle = cache_handle
         self.extra: Any = None
         """Owned by the scheduler."""

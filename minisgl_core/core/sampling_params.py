@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, cast
 
-from ..errors import AdmissionError
+import numpy as np
 
-__all__ = ["MAX_LOGPROBS", "SEEDS", "SamplingParams"]
+from ..errors import AdmissionError, unknown_name
+
+__all__ = ["MAX_CHOICES", "MAX_LOGPROBS", "SEEDS", "SamplingParams"]
 
 SEEDS: Final = range(-(2**63), 2**64)
 """Seeds are taken modulo 2**64: signed and unsigned 64-bit numbers are welcome, any larger one would be an alias."""
@@ -16,22 +18,63 @@ GREEDY_BELOW: Final = 1e-5
 """Temperatures below this are greedy: dividing logits by them leaves nothing but the maximum."""
 MAX_LOGPROBS: Final = 20
 """Of the likeliest tokens of a place"""
+MAX_CHOICES: Final = 1024
+"""Answers to one prompt"""
 _MAX_INT: Final = 2**31 - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio, made odd."""
+
+_HINTS: Final = {
+    "max_new_tokens": "SamplingParams calls this `max_tokens`",
+    "max_completion_tokens": "SamplingParams calls this `max_tokens`",
+    "max_length": "`max_tokens` counts the tokens of the answer alone",
+    "min_new_tokens": "SamplingParams calls this `min_tokens`",
+    "min_length": "`min_tokens` counts the tokens of the answer alone",
+    "do_sample": "`temperature=0` takes the likeliest token, any higher one samples",
+    "num_return_sequences": "SamplingParams calls this `n`",
+    "best_of": "set `n`, and choose among the answers by their `logprobs`",
+    "stop_strings": "SamplingParams calls this `stop`",
+    "stop_sequences": "SamplingParams calls this `stop`",
+    "eos_token_id": "give further ids that end an answer as `stop_token_ids`",
+    "repeat_penalty": "SamplingParams calls this `repetition_penalty`",
+    "top_logprobs": "SamplingParams calls this `logprobs`: the number of alternatives",
+    "use_beam_search": "there is no beam search; set `n` and a `temperature`",
+    "num_beams": "there is no beam search; set `n` and a `temperature`",
+    "beam_width": "there is no beam search; set `n` and a `temperature`",
+}
+"""What other libraries call a parameter: what to do here."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is sampled. Raises :class:`~minisgl_core.errors.AdmissionError` on a value out of range.
+    """How one request is sampled.
 
-    ``top_k`` 0 or -1 = off; ``top_p`` 1 = off, 0 = argmax; ``min_p`` 0 = off. ``seed`` None = engine seed + uid.
-    ``logprobs`` n: the chosen token's log-probability and the n likeliest, None = none.
+    ``temperature`` 0 = always the likeliest token. ``top_k`` k keeps the k likeliest tokens and every token as likely
+    as the k-th, so ties at the k-th place all survive; 0 or -1 = off. ``top_p`` p then keeps, of what top-k has left,
+    the fewest likeliest tokens whose probabilities add up to at least p of the whole; 1 = off, 0 = the likeliest token.
+    ``min_p`` keeps the tokens at least this share as likely as the likeliest one; 0 = off.
+
+    ``max_tokens`` None = as many as context and KV pool leave; 0 scores the prompt and generates nothing, which needs
+    ``prompt_logprobs``. Before ``min_tokens`` tokens the ids that would end the answer have probability 0, and stop
+    strings are not looked for. ``n`` answers share the prompt; each has a seed of its own, and the first is the answer
+    that ``n=1`` gives. ``seed`` None = engine seed + uid.
+
+    ``logprobs`` n: for each token its log-probability and the n likeliest, None = none. ``prompt_logprobs`` n: the same
+    for each token of the prompt but the first, which nothing predicts; the prompt is then computed from its beginning,
+    whatever is cached.
+
+    Every parameter may be None, which means the default, and NumPy scalars count as numbers. Raises
+    :class:`~minisgl_core.errors.AdmissionError` on a value out of range, :class:`~minisgl_core.errors.UsageError` on
+    an unknown name.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    max_tokens: int = 1024
+    n: int = 1
+    max_tokens: int | None = 1024
+    min_tokens: int = 0
     ignore_eos: bool = False
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -42,29 +85,67 @@ class SamplingParams:
     logit_bias: Sequence[tuple[int, float]] | dict[int, float] = ()
     """``{token id: number added to its logit}``, or pairs of these"""
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __new__(cls, *args: Any, **given: Any) -> SamplingParams:
+        """Refuse unknown names before ``__init__`` does so without a hint."""
+        for name, value in given.items():
+            if name not in cls.__slots__:
+                raise unknown_name("SamplingParams", name, value, cls.__slots__, _HINTS)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, 1e6)
-        _integer("top_k", self.top_k, -1, _MAX_INT)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _integer("max_tokens", self.max_tokens, 1, _MAX_INT)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
-        _number("presence_penalty", self.presence_penalty, -1e6, 1e6)
-        _number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
-        if self.seed is not None:
-            _integer("seed", self.seed, SEEDS.start, SEEDS.stop - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if not isinstance(cast("object", self.ignore_eos), bool):
-            raise _error("ignore_eos", self.ignore_eos, "give True or False")
+        for field in fields(self):
+            value = _plain(getattr(self, field.name))
+            if value is None and field.name != "max_tokens":
+                value = field.default
+            object.__setattr__(self, field.name, value)  # normalising inside __post_init__ is the record's own business
+        self._check_numbers()
         clean = (
             ("stop", _stop_strings(self.stop)),
             ("stop_token_ids", _stop_ids(self.stop_token_ids)),
             ("logit_bias", _biases(self.logit_bias)),
         )
         for name, value in clean:
-            object.__setattr__(self, name, value)  # normalising inside __post_init__ is the record's own business
+            object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        _number("temperature", self.temperature, 0.0, 1e6)
+        _integer("top_k", self.top_k, -1, _MAX_INT)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _integer("n", self.n, 1, MAX_CHOICES)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -1e6, 1e6)
+        _number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        if self.seed is not None:
+            _integer("seed", self.seed, SEEDS.start, SEEDS.stop - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if not isinstance(cast("object", self.ignore_eos), bool):
+            raise _error("ignore_eos", self.ignore_eos, "give True or False")
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 0, _MAX_INT)
+        if self.max_tokens == 0 and (self.prompt_logprobs is None or self.n > 1):
+            raise _error("max_tokens", 0, "give at least 1, or set `prompt_logprobs` and `n=1` to score the prompt")
+        _integer("min_tokens", self.min_tokens, 0, _MAX_INT)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _error("min_tokens", self.min_tokens, f"give at most `max_tokens`, which is {self.max_tokens}")
+
+    def choices(self) -> list[SamplingParams]:
+        """The parameters of each of the ``n`` answers: one answer each, with a seed that depends on (seed, i) alone.
+
+        The first has the seed itself, and is the only one to score the prompt.
+        """
+        if self.n == 1:
+            return [self]
+        first = replace(self, n=1)
+        others = [replace(first, seed=_derived_seed(self.seed, i), prompt_logprobs=None) for i in range(1, self.n)]
+        return [first, *others]
 
     @property
     def is_greedy(self) -> bool:
@@ -87,6 +168,21 @@ class SamplingParams:
     def edits_logits(self) -> bool:
         """Needs its logits changed before sampling, or read after it: sampled outside the step."""
         return self.changes_logits or self.logprobs is not None
+
+
+def _derived_seed(seed: int | None, choice: int) -> int | None:
+    """Scrambled (SplitMix64, Steele et al. 2014): users often give ``seed + 1`` to their next request."""
+    if seed is None:
+        return None
+    mixed = (seed + choice * _GOLDEN) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return mixed ^ (mixed >> 31)
+
+
+def _plain(value: object) -> object:
+    """A NumPy scalar as the Python number that it holds."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _error(name: str, value: object, remedy: str) -> AdmissionError:
@@ -131,7 +227,7 @@ def _stop_strings(given: object) -> tuple[str, ...]:
 
 
 def _stop_ids(given: object) -> tuple[int, ...]:
-    ids = _listed("stop_token_ids", given)
+    ids = tuple(map(_plain, _listed("stop_token_ids", given)))
     for token in ids:
         _integer("stop_token_ids", token, 0, _MAX_INT)
     return cast("tuple[int, ...]", ids)
@@ -143,10 +239,10 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise _error_in("logit_bias", pair, "give {token id: number}, or a list of such pairs")
-        token, bias = pair
+        token, bias = map(_plain, pair)
         if not _is_integer(token, 0, _MAX_INT) or not _is_number(bias, -1e6, 1e6):
             raise _error_in(
                 "logit_bias", pair, f"give {{token id: number}}: ids from 0 to {_MAX_INT}, numbers from -1e6 to 1e6"
             )
-        clean.append((token, float(bias)))
+        clean.append((cast("int", token), float(cast("float", bias))))
     return tuple(clean)

@@ -197,7 +197,7 @@ class LLM:
                     output = self._live.get(uid)
                     if output is not None and output.add_token(token):
                         self._runner.post(Finish(uid))
-            elif self._add(part):
+            elif isinstance(part, TokenOut) and self._add(part):
                 ended.append(part.uid)
         return ended
 

@@ -1,7 +1,7 @@
 """Which requests run when: continuous batching, chunked prefill, overlap, preemption, abort."""
 
 from .limits import Limits
-from .messages import Abort, ClearCache, Finish, FinishReason, Message, NewReq, TokenOut, TokenOuts, TokenRun
+from .messages import Abort, ClearCache, Finish, FinishReason, Message, NewReq, PromptOut, TokenOut, TokenOuts, TokenRun
 from .records import EngineLike
 from .scheduler import Scheduler, SchedulerStats
 
@@ -14,6 +14,7 @@ __all__ = [
     "Limits",
     "Message",
     "NewReq",
+    "PromptOut",
     "Scheduler",
     "SchedulerStats",
     "TokenOut",

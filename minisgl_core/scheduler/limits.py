@@ -89,4 +89,5 @@ class Limits(NamedTuple):
         """Tokens that may be generated: ``max_tokens``, capped at what context and pool leave (it then ends with
         "length").
         """
-        return min(params.max_tokens, self.max_total_len - prompt_len)
+        left = self.max_total_len - prompt_len
+        return left if params.max_tokens is None else min(params.max_tokens, left)

@@ -29,6 +29,8 @@ class PendingReq:
     output_len: int
     """Tokens it may still generate."""
     params: SamplingParams
+    announced: bool = False
+    """Was its :class:`PromptOut` sent? True as well for the choices that have none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +38,8 @@ class ReqState:
     """``Req.extra``: what an admitted Req holds, beside its pages, and how it ended."""
 
     handle: CacheHandle
-    stop_ids: frozenset[int]
+    announced: bool
+    """As in :class:`PendingReq`."""
     outcome: FinishReason | None = None
     """Set when it has ended; a token that a pass in flight still brings for it is dropped."""
     poisoned: bool = False

@@ -14,7 +14,6 @@ from minisgl_core.kvcache import CacheManager, IntegrityError, page_slots, run_p
 from .records import PendingReq, ReqState, StateLike
 
 if TYPE_CHECKING:
-    from minisgl_core.core import SamplingParams
     from minisgl_core.kvcache import CacheHandle
 
 __all__ = ["Resources"]
@@ -44,7 +43,7 @@ class Resources:
         self.table = ReqTable(max_running_req, max_len + 1)
         self.hit_tokens = 0
         """Prompt tokens found in the prefix cache so far."""
-        self._eos_token_ids = eos_token_ids
+        self.eos_token_ids = eos_token_ids
         self._state = state
         self._pages = np.empty((max_running_req, manager.pages_for(max_len)), dtype=np.int32)
         self._held = np.zeros(max_running_req, dtype=np.int64)
@@ -76,10 +75,6 @@ class Resources:
         self.hit_tokens += handle.cached_len
         return self._make_req(pending, handle, np.concatenate([handle.pages, self.manager.allocate(pages)]))
 
-    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
-        own = frozenset(params.stop_token_ids)
-        return own if params.ignore_eos else self._eos_token_ids | own
-
     def _make_req(self, pending: PendingReq, handle: CacheHandle, pages: np.ndarray) -> Req:
         req = Req(
             torch.from_numpy(pending.tokens),
@@ -92,7 +87,9 @@ class Resources:
             table=self.table,
         )
         req.prompt_len = pending.prompt_len  # what a preempted Req had generated stays output
-        req.extra = ReqState(handle, self._stop_ids(pending.params))
+        if not pending.params.ignore_eos:
+            req.stop_ids |= self.eos_token_ids
+        req.extra = ReqState(handle, pending.announced)
         self._pages[req.table_idx, : len(pages)] = pages
         self._held[req.table_idx] = len(pages)
         self._state.set_slots(req.table_idx, 0, page_slots(pages, self.manager.page_size))

@@ -19,7 +19,7 @@ from minisgl_core.kvcache import CacheManager, MatchLen, NaiveCache, RadixCache,
 
 from .decode import DecodeSet
 from .limits import Limits
-from .messages import Abort, ClearCache, FinishReason, Message, NewReq, TokenOut, TokenOuts, TokenRun
+from .messages import Abort, ClearCache, FinishReason, Message, NewReq, PromptOut, TokenOut, TokenOuts, TokenRun
 from .prefill import PrefillQueue
 from .records import EngineLike, Flight, ForwardOutputLike, PendingReq, ReqState
 from .resources import Resources
@@ -85,7 +85,7 @@ class Scheduler:
         self._pending: dict[int, PendingReq] = {}
         self._reqs: dict[int, Req] = {}
         self._flight: Flight | None = None
-        self._outs: list[TokenOut | TokenRun] = []
+        self._outs: list[TokenOut | TokenRun | PromptOut] = []
         self._zombies = 0
         """Reqs that have ended but are part of the pass in flight."""
         self._ended = np.zeros(engine.max_running_req, dtype=bool)
@@ -119,7 +119,7 @@ class Scheduler:
         nothing is kept of requests that have ended.
         """
         self._resources.check(self._reqs.values())
-        self._stops.check(req.extra.stop_ids for req in self._reqs.values())
+        self._stops.check(req.stop_ids for req in self._reqs.values())
 
     def clear_cache(self) -> None:
         """Forget all prefixes that no running Req uses."""
@@ -138,30 +138,37 @@ class Scheduler:
                 self._add(message)
             elif isinstance(message, ClearCache):
                 self.clear_cache()
+            elif isinstance(message, Abort):
+                for uid in range(message.uid, message.uid + message.n):
+                    self._cancel(uid, "abort")
             else:
-                self._cancel(message.uid, "abort" if isinstance(message, Abort) else "stop")
+                self._cancel(message.uid, "stop")
 
     def _add(self, new: NewReq) -> None:
-        if new.uid in self._reqs or new.uid in self._pending:
-            raise EngineError(f"request uid {new.uid} is in use", field="uid", value=new.uid)
+        """Choices queue one after the other: the first publishes the prompt's pages, the others find them."""
+        uids = range(new.uid, new.uid + new.params.n)
+        for uid in uids:
+            if uid in self._reqs or uid in self._pending:
+                raise EngineError(f"request uid {uid} is in use", field="uid", value=uid)
         try:
             self.limits.check_prompt(new.input_ids)
             self.limits.check_params(new.params)
         except AdmissionError as error:
-            self._outs.append(TokenOut(new.uid, None, "error", str(error)))
+            self._outs += [TokenOut(uid, None, "error", str(error)) for uid in uids]
             return
         tokens = np.array(new.input_ids, dtype=np.int32)
         output_len = self.limits.output_len(len(tokens), new.params)
-        pending = PendingReq(new.uid, tokens, len(tokens), output_len, new.params)
-        self._pending[new.uid] = pending
-        self._prefill.add(pending)
+        for uid, params in zip(uids, new.params.choices(), strict=True):
+            pending = PendingReq(uid, tokens, len(tokens), output_len, params, announced=uid != new.uid)
+            self._pending[uid] = pending
+            self._prefill.add(pending)
 
     def _cancel(self, uid: int, reason: FinishReason) -> None:
         if (pending := self._pending.pop(uid, None)) is not None:
             self._prefill.remove(pending)
             self._outs.append(TokenOut(uid, None, reason))
         elif (req := self._reqs.get(uid)) is not None and req.extra.outcome is None:
-            self._end(req, None, reason)
+            self._end(req, TokenOut(uid, None, reason))
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
@@ -215,7 +222,10 @@ class Scheduler:
     def _admitted(self, pending: PendingReq, req: Req) -> None:
         del self._pending[pending.uid]
         self._reqs[req.uid] = req
-        self._stops.add(req.extra.stop_ids)
+        if not pending.announced:
+            self._outs.append(PromptOut(req.uid, req.cached_len))
+            req.extra.announced = True
+        self._stops.add(req.stop_ids)
         self._waits_for_host += req.sampling_params.edits_logits
 
     def _launch_decode(self) -> Flight | None:
@@ -247,9 +257,9 @@ class Scheduler:
 
     def _preempt(self, req: Req) -> None:
         """The youngest goes back to the head of the queue with the tokens it has; they are computed again later."""
-        tokens = req.tokens.copy()
+        tokens, left = req.tokens.copy(), req.max_device_len - req.num_tokens
         self._withdraw(req)
-        pending = PendingReq(req.uid, tokens, req.prompt_len, req.max_device_len - len(tokens), req.sampling_params)
+        pending = PendingReq(req.uid, tokens, req.prompt_len, left, req.sampling_params, req.extra.announced)
         self._release(req)
         self._pending[req.uid] = pending
         self._prefill.put_back(pending)
@@ -298,27 +308,25 @@ class Scheduler:
             self._release(req)
         elif token < 0:
             state.poisoned = True
-            self._end(req, None, "error", _NAN_LOGITS)
+            self._end(req, TokenOut(req.uid, None, "error", _NAN_LOGITS))
         elif not is_chunk:
             req.append_token(token)
-            if token in state.stop_ids:
-                self._end(req, token, "stop", None, logprobs)
+            if token in req.stop_ids:
+                self._end(req, TokenOut(req.uid, token, "stop", None, logprobs, self._stop_reason(req, token)))
             elif req.num_tokens == req.max_device_len:
-                self._end(req, token, "length", None, logprobs)
+                self._end(req, TokenOut(req.uid, token, "length", None, logprobs))
             else:
                 self._outs.append(TokenOut(req.uid, token, None, None, logprobs))
 
-    def _end(
-        self,
-        req: Req,
-        token: int | None,
-        reason: FinishReason,
-        error: str | None = None,
-        logprobs: TokenLogprobs | None = None,
-    ) -> None:
+    def _stop_reason(self, req: Req, token: int) -> int | None:
+        """The ``token`` that ended ``req``, if it is one that the user gave and not the model's own."""
+        own = not req.sampling_params.ignore_eos and token in self._resources.eos_token_ids
+        return None if own else token
+
+    def _end(self, req: Req, last: TokenOut) -> None:
         """Announce the end of ``req``; what it holds comes back now, or after the pass in flight that it is part of."""
-        self._outs.append(TokenOut(req.uid, token, reason, error, logprobs))
-        req.extra.outcome = reason
+        self._outs.append(last)
+        req.extra.outcome = last.finish_reason
         self._withdraw(req)
         if self._flight is not None and req.table_idx in self._flight.rows:
             self._zombies += 1
@@ -334,7 +342,7 @@ class Scheduler:
             self._decode.remove(req)
 
     def _release(self, req: Req) -> None:
-        self._stops.remove(req.extra.stop_ids)
+        self._stops.remove(req.stop_ids)
         self._resources.release(req)
         del self._reqs[req.uid]
         self._waits_for_host -= req.sampling_params.edits_logits

@@ -12,7 +12,7 @@ from stub_engine import StubEngine, expected_tokens, serve
 from minisgl_core.core import Req, SamplingParams
 from minisgl_core.env import ENV
 from minisgl_core.errors import EngineError
-from minisgl_core.scheduler import Abort, Finish, NewReq, Scheduler, TokenOut, TokenRun
+from minisgl_core.scheduler import Abort, Finish, NewReq, PromptOut, Scheduler, TokenOut, TokenRun
 
 VOCAB = 50
 
@@ -246,10 +246,18 @@ def test_stop_ids_of_model_and_user(overlap: bool) -> None:
             new(2, prompt, max_tokens=12, ignore_eos=True, stop_token_ids=[free[8]]),
             new(3, prompt, max_tokens=12, stop_token_ids=[free[2]]),
             new(4, prompt, max_tokens=6),
+            new(5, prompt, max_tokens=12, stop_token_ids=[free[5]]),  # the model's own as well
         ],
     )
-    ends = {uid: (len(answer.tokens), answer.finish_reason) for uid, answer in answers.items()}
-    assert ends == {0: (6, "stop"), 1: (12, "length"), 2: (9, "stop"), 3: (3, "stop"), 4: (6, "stop")}
+    ends = {uid: (len(answer.tokens), answer.finish_reason, answer.stop_reason) for uid, answer in answers.items()}
+    assert ends == {
+        0: (6, "stop", None),
+        1: (12, "length", None),
+        2: (9, "stop", free[8]),
+        3: (3, "stop", free[2]),
+        4: (6, "stop", None),
+        5: (6, "stop", None),
+    }
     assert all(answer.tokens == free[: len(answer.tokens)] for answer in answers.values())
 
 
@@ -391,9 +399,9 @@ def test_a_steps_parts_say_what_its_iteration_says() -> None:
         told = [
             out
             for part in outs.parts
+            if not isinstance(part, PromptOut)
             for out in (map(TokenOut, part.uids, part.tokens) if isinstance(part, TokenRun) else [part])
         ]
         assert list(outs) == told
-        assert len(outs) == len(told)
         kinds |= {type(part) for part in outs.parts}
-    assert kinds == {TokenOut, TokenRun}
+    assert kinds == {PromptOut, TokenOut, TokenRun}
