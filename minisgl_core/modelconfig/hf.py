@@ -12,6 +12,7 @@ from ..errors import CheckpointError
 from ..formats import read_json
 from .facts import ModelConfig, MoEConfig
 from .families import ANY_FAMILY, FAMILIES, Family
+from .hf_keys import CONFIG_GATE, GENERATION_GATE, check_family
 from .keys import MOST_LAYERS, Keys
 from .rope import read_rope
 
@@ -35,6 +36,7 @@ def read_hf_folder(folder: Path) -> ModelConfig:
         )
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
+    GENERATION_GATE.check(generation, str(generation_path))
     return config_from_dict(read_json(path), generation, where=str(path), folder=folder)
 
 
@@ -53,6 +55,10 @@ def config_from_dict(
     keys = Keys(content, where)
     model_type, family, architecture = _identify(keys)
     _refuse_unsupported(keys)
+    end = Keys(generation or {}, "generation_config.json")
+    if family is not ANY_FAMILY:  # a model plugin may read any other key
+        CONFIG_GATE.check(content, where)
+        check_family(content, family, model_type, where)
     heads = keys.integer("num_attention_heads")
     kv_heads = _kv_heads(keys, family, heads)
     head_dim = _head_dim(keys, family, heads)
@@ -79,8 +85,8 @@ def config_from_dict(
         qk_norm=family.qk_norm,
         windows=_windows(keys, family, num_layers),
         moe=_moe(keys, family, num_layers),
-        eos_token_ids=_eos(keys, family, Keys(generation or {}, "generation_config.json")),
-        bos_token_id=_bos(keys, family),
+        eos_token_ids=_eos(keys, family, end),
+        bos_token_id=_bos(keys, family, end),
         raw=dict(content),
     )
 
@@ -225,13 +231,20 @@ def _moe(keys: Keys, family: Family, num_layers: int) -> MoEConfig | None:
 
 
 def _eos(keys: Keys, family: Family, generation: Keys) -> tuple[int, ...]:
+    """What both files say; the family's default only if neither says anything."""
     own = keys.token_ids("eos_token_id")
-    if "eos_token_id" not in keys.content and family.eos is not None:
+    if not _says(keys, "eos_token_id") and not _says(generation, "eos_token_id") and family.eos is not None:
         own = (family.eos,)
     return tuple(dict.fromkeys(own + generation.token_ids("eos_token_id")))
 
 
-def _bos(keys: Keys, family: Family) -> int | None:
-    if "bos_token_id" not in keys.content:
-        return family.bos
-    return next(iter(keys.token_ids("bos_token_id")), None)
+def _bos(keys: Keys, family: Family, generation: Keys) -> int | None:
+    for source in (keys, generation):
+        if _says(source, "bos_token_id"):
+            return next(iter(source.token_ids("bos_token_id")), None)
+    return family.bos
+
+
+def _says(keys: Keys, key: str) -> bool:
+    """Null is an answer too: transformers 5 writes it for a model that has no such token."""
+    return key in keys.content

@@ -6,7 +6,6 @@ https://arxiv.org/abs/2309.00071 sections 3.1 to 3.4; llama3 scaling: Llama 3.1 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CheckpointError
+from ..inputs import warn_once
 from .facts import RopeConfig
+from .hf_keys import ROPE_GATE, check_rope_kind
 from .keys import REQUIRED, Keys
 
 __all__ = ["DEFAULT_THETA", "read_rope", "rope_inv_freq"]
-
-log = logging.getLogger(__name__)
 
 DEFAULT_THETA: Final = 10_000.0
 THETAS: Final = (2.0, 1e30)
@@ -28,24 +27,6 @@ THETAS: Final = (2.0, 1e30)
 FACTORS: Final = (1e-6, 1e6)
 """The same for whatever scales frequencies, angles or lengths."""
 _KINDS: Final = ("default", "linear", "dynamic", "llama3", "yarn")
-_KNOWN_KEYS: Final = frozenset(
-    {
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "factor",
-        "high_freq_factor",
-        "low_freq_factor",
-        "mscale",
-        "mscale_all_dim",
-        "original_max_position_embeddings",
-        "partial_rotary_factor",
-        "rope_theta",
-        "rope_type",
-        "truncate",
-    }
-)
-
 Array = npt.NDArray[np.float32]
 
 
@@ -61,10 +42,10 @@ def read_rope(config: Keys, head_dim: int, max_position: int, family_name: str, 
     kind = given.get("rope_type", "default")
     if kind not in _KINDS:
         raise config.error("rope_type", f"is {kind!r:.80}", f"minisgl knows the kinds {', '.join(_KINDS)}")
-    for key in sorted(given.keys() - _KNOWN_KEYS):
-        log.warning("rope setting `%s` in %r is not one that minisgl knows: ignored", key, config.where)
+    ROPE_GATE.check(given, config.where)
+    check_rope_kind(given, kind, config.where)
     if "rope_theta" not in given:
-        log.warning("%r gives no rope_theta: using %g", config.where, DEFAULT_THETA)
+        warn_once(f"{config.where!r} gives no rope_theta: using {DEFAULT_THETA:g}")
     original = _original_max_position(config, rope, kind, max_position)
     low_freq, high_freq = _band(rope) if kind == "llama3" else (1.0, 4.0)
     beta_fast, beta_slow = _betas(rope)
@@ -91,14 +72,19 @@ def _merged(config: Keys) -> dict[str, Any]:
     for key in ("rope_theta", "partial_rotary_factor"):
         if config.get(key) is not None:
             merged[key] = config.get(key)
-    for key in ("rope_parameters", "rope_scaling"):
-        value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, Mapping):
-            raise config.wrong(key, "it must be an object or null")
-        merged.update(_one_kind(config, key, value))
-    return merged
+    parameters, scaling = (_settings(config, key) for key in ("rope_parameters", "rope_scaling"))
+    for key in sorted(parameters.keys() & scaling.keys()):
+        scaled_now = key == "rope_type" and parameters[key] == "default"  # a scaling added to a new config
+        if parameters[key] != scaling[key] and not scaled_now:
+            raise config.error("rope_scaling", f"and `rope_parameters` disagree about `{key}`", "remove one of the two")
+    return {**merged, **parameters, **scaling}
+
+
+def _settings(config: Keys, key: str) -> dict[str, Any]:
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise config.wrong(key, "it must be an object or null")
+    return _one_kind(config, key, value or {})
 
 
 def _one_kind(config: Keys, key: str, value: Mapping[str, Any]) -> dict[str, Any]:
