@@ -20,7 +20,7 @@ from gpu_linear import graph_microseconds
 
 from minisgl_core.plugin_api import LayerFacts
 from minisgl_core.testing.attention_bench import AttentionBench, Geometry
-from minisgl_core.testing.rig import Rig
+from minisgl_core.testing.device_fixture import DeviceFixture
 
 KV_HEADS, RATIO, DIM, LAYERS = 8, 2, 128, 4
 BACKENDS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -65,7 +65,7 @@ class _Bench(AttentionBench):
         return torch.randn(shape, dtype=torch.bfloat16, device=self.rig.device)
 
 
-def _bench(rig: Rig, rows: int, longest: int, page: int) -> AttentionBench:
+def _bench(rig: DeviceFixture, rows: int, longest: int, page: int) -> AttentionBench:
     facts = (LayerFacts(DIM**-0.5),) * LAYERS
     geometry = Geometry("bfloat16", "bfloat16", page, KV_HEADS, KV_HEADS * RATIO, DIM, facts, finite_tail=True)
     return _Bench(rig, geometry, rows, longest, 0)
@@ -78,7 +78,7 @@ def _backend(name: str, bench: AttentionBench, tokens: int) -> Any:
     return backend
 
 
-def _host_us(work: Callable[[], object], rig: Rig, times: int = 30) -> float:
+def _host_us(work: Callable[[], object], rig: DeviceFixture, times: int = 30) -> float:
     took = []
     for _ in range(times):
         rig.platform.synchronize()
@@ -88,7 +88,7 @@ def _host_us(work: Callable[[], object], rig: Rig, times: int = 30) -> float:
     return statistics.median(took)
 
 
-def decode(rig: Rig, name: str, rows: int, length: int, longest: int, page: int) -> dict[str, Any]:
+def decode(rig: DeviceFixture, name: str, rows: int, length: int, longest: int, page: int) -> dict[str, Any]:
     """One captured step of ``rows`` rows of ``length`` tokens in a graph that may meet ``longest``."""
     bench = _bench(rig, rows, longest, page)
     bench.fill([length] * rows)
@@ -116,7 +116,7 @@ def decode(rig: Rig, name: str, rows: int, length: int, longest: int, page: int)
             "us": round(took, 2), "tb_s": round(rate, 2), "plan_us": round(plan_us, 1)}  # fmt: skip
 
 
-def prefill(rig: Rig, name: str, rows: int, new: int, total: int, page: int) -> dict[str, Any]:
+def prefill(rig: DeviceFixture, name: str, rows: int, new: int, total: int, page: int) -> dict[str, Any]:
     """One layer of ``rows`` rows of ``new`` tokens after ``total - new`` cached ones."""
     bench = _bench(rig, rows, total, page)
     bench.fill([total] * rows)
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--out", type=output, default="attention.json")
     out = parser.parse_args().out
     need_gpu()
-    rig, found = Rig("auto"), []
+    rig, found = DeviceFixture("auto"), []
     with rig.active():
         for rows, longest in ((1, 2048), (1, 16384), (8, 4096), (64, 2048), (256, 2048)):
             for page in (1, 16, 256):

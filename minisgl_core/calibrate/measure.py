@@ -13,7 +13,7 @@ from minisgl_core.registry import PlanQuery, Registry, Slot, resolve_plan
 from minisgl_core.registry.query import Joint
 from minisgl_core.registry.requirements import Installed
 from minisgl_core.registry.solve import Field, fields_of, joint_domain
-from minisgl_core.testing import Rig, Subject
+from minisgl_core.testing import BackendUnderTest, DeviceFixture
 from minisgl_core.testing.timing import Timer, median_seconds
 
 from .grid import Size, sizes_of
@@ -36,7 +36,7 @@ def calibrate(
     query: PlanQuery,
     model: ModelConfig,
     registry: Registry,
-    rig: Rig,
+    rig: DeviceFixture,
     *,
     max_prefill_tokens: int = 8192,
     quick: bool = False,
@@ -72,7 +72,13 @@ def calibrate(
 
 
 def _point(
-    size: Size, one: Contender, query: PlanQuery, model: ModelConfig, subject: dict[str, object], rig: Rig, timer: Timer
+    size: Size,
+    one: Contender,
+    query: PlanQuery,
+    model: ModelConfig,
+    subject: dict[str, object],
+    rig: DeviceFixture,
+    timer: Timer,
 ) -> Point:
     job = prepare(size, one, replace(query, page_size=one.page_size), model, subject, rig)
     try:
@@ -111,6 +117,6 @@ def _fitting(field: Field, query: PlanQuery, joints: Sequence[Joint]) -> list[Co
             item = verdict.candidate
             if verdict.box is not None and item.key not in found and is_timed(item.spec):
                 options = query.options.get(f"{item.spec.role}:{item.spec.name}", {})
-                subject = Subject(item.spec, item.distribution, item.version, options=options)
+                subject = BackendUnderTest(item.spec, item.distribution, item.version, options=options)
                 found[item.key] = Contender(subject, item.label, verdict.box, joint.page_size)
     return list(found.values())

@@ -1,4 +1,4 @@
-"""One call to time, for every role: built from the conformance kit's cases at the model's own sizes.
+"""One call to time, for every role: built from the conformance kit's checks at the model's own sizes.
 
 What a call costs in a model is what counts: attention with its share of the step's metadata, weights that do not sit in
 a cache because they were just used, replayed from a graph where the engine would replay it.
@@ -14,15 +14,15 @@ import torch
 
 from minisgl_core.plugin_api import Caps, LayerFacts
 from minisgl_core.registry.matching import kernel_page_size
-from minisgl_core.testing import KVCase, LinearCase, MoECase, OpsCase, Rig, SampleCase, Subject
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, KVCheck, LinearCheck, MoECheck, OpsCheck, SampleCheck
 from minisgl_core.testing.attention_bench import AttentionBench, Geometry
-from minisgl_core.testing.rig import dtype_named
-from minisgl_core.testing.trial import Draw
+from minisgl_core.testing.check_run import Draw
+from minisgl_core.testing.device_fixture import dtype_named
 
 if TYPE_CHECKING:
     from minisgl_core.modelconfig import ModelConfig
     from minisgl_core.registry import PlanQuery
-    from minisgl_core.testing.trial import TrialCase
+    from minisgl_core.testing.check_run import CallCheck
 
     from .grid import Size
 
@@ -39,7 +39,7 @@ _SHARE_OF_FREE_MEMORY: Final = 0.5
 class Contender:
     """A backend that fits, the caps that say so, and the pool's page size at which it does."""
 
-    subject: Subject
+    subject: BackendUnderTest
     label: str
     box: Caps
     page_size: int
@@ -61,14 +61,16 @@ class _Site:
     model: ModelConfig
     heads: tuple[int, int]
     window: int | None
-    rig: Rig
+    rig: DeviceFixture
 
     def captures(self, box: Caps) -> bool:
         """Would the engine replay it? Only where the device itself captures: other graphs say nothing about speed."""
         return self.query.graph and box.graph != "never" and self.rig.platform.can_capture()
 
 
-def prepare(size: Size, one: Contender, query: PlanQuery, model: ModelConfig, subject: dict[str, Any], rig: Rig) -> Job:
+def prepare(
+    size: Size, one: Contender, query: PlanQuery, model: ModelConfig, subject: dict[str, Any], rig: DeviceFixture
+) -> Job:
     """Build a contender for a size; raises whatever it raises."""
     site = _Site(query, model, (subject["q_heads"], subject["kv_heads"]), subject["window"], rig)
     if size.slot.role == "attention":
@@ -114,7 +116,7 @@ def _captured_attention(
     backend: Any,
     given: tuple[torch.Tensor, ...],
     layers: int,
-    rig: Rig,
+    rig: DeviceFixture,
 ) -> Job:
     rows = torch.arange(size.rows, device=rig.device)
     bench.lengths[: size.rows] = size.length - 1
@@ -145,7 +147,7 @@ def _trial(size: Size, one: Contender, site: _Site) -> Job:
     case, nbytes = _case_of(size, site)
     backend = case.build(one.subject, site.rig, one.box)
     copies = min(_MOST_COPIES, max(1, -(-_COLD_BYTES // nbytes))) if nbytes else 1
-    trials = [case.trial(backend, site.rig) for _ in range(copies)]
+    trials = [case.check_run(backend, site.rig) for _ in range(copies)]
     inputs = trials[0].draw(Draw(site.rig, 0))
 
     def step() -> tuple[torch.Tensor, ...]:
@@ -162,23 +164,23 @@ def _trial(size: Size, one: Contender, site: _Site) -> Job:
     return Job(graph.replay, copies, True, close)
 
 
-def _case_of(size: Size, site: _Site) -> tuple[TrialCase, int]:
-    """The kit's case at this size, and the bytes of weights that a call reads (0 = it has none worth naming)."""
+def _case_of(size: Size, site: _Site) -> tuple[CallCheck, int]:
+    """The kit's check at this size, and the bytes of weights that a call reads (0 = it has none worth naming)."""
     slot, model, dtype = size.slot, site.model, site.query.dtype
     itemsize = dtype_named(dtype).itemsize
     if slot.role == "linear":
         assert slot.shape is not None
         n, k = slot.shape
-        return LinearCase(name=slot.label, dtype=dtype, m=size.rows, n=n, k=k), n * k * itemsize
+        return LinearCheck(name=slot.label, dtype=dtype, m=size.rows, n=n, k=k), n * k * itemsize
     if slot.role == "kv":
         return _kv_case(size, site), 0
     if slot.role == "moe":
         assert model.moe is not None
         moe = model.moe
         width = moe.intermediate_size // site.query.tp_size
-        # the kit's case has two layers, and a second copy of each for the backend to repack
+        # the kit's check has two layers, and a second copy of each for the backend to repack
         _check_room(4 * 3 * moe.num_experts * width * model.hidden_size * itemsize, site.rig)
-        case = MoECase(
+        case = MoECheck(
             name=slot.label,
             dtype=dtype,
             tokens=size.rows,
@@ -191,15 +193,15 @@ def _case_of(size: Size, site: _Site) -> tuple[TrialCase, int]:
     return _op_case(size, site), 0
 
 
-def _check_room(nbytes: int, rig: Rig) -> None:
+def _check_room(nbytes: int, rig: DeviceFixture) -> None:
     free = rig.platform.free_bytes()
     if nbytes > _SHARE_OF_FREE_MEMORY * free:
         raise MemoryError(f"its experts need {nbytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
 
 
-def _kv_case(size: Size, site: _Site) -> KVCase:
+def _kv_case(size: Size, site: _Site) -> KVCheck:
     query = site.query
-    return KVCase(
+    return KVCheck(
         name="kv",
         dtype=query.dtype,
         kv_dtype=query.pool_dtype,
@@ -210,7 +212,7 @@ def _kv_case(size: Size, site: _Site) -> KVCase:
     )
 
 
-def _op_case(size: Size, site: _Site) -> OpsCase:
+def _op_case(size: Size, site: _Site) -> OpsCheck:
     model, moe, op = site.model, site.model.moe, size.slot.op or ""
     inner = moe.intermediate_size if moe is not None else model.intermediate_size
     widths = {
@@ -227,8 +229,8 @@ def _op_case(size: Size, site: _Site) -> OpsCase:
         "eps": model.rms_norm_eps,
     }
     if op == "sample":
-        return SampleCase(mode="random", **common)
-    return OpsCase(
+        return SampleCheck(mode="random", **common)
+    return OpsCheck(
         q_heads=site.heads[0],
         kv_heads=site.heads[1],
         head_dim=model.head_dim,

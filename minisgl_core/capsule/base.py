@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 
 from minisgl_core.plugin_api import Phase, Role
-from minisgl_core.testing.rig import dtype_named
+from minisgl_core.testing.device_fixture import dtype_named
 
 from .difference import Difference, Place, row_of, worst
 from .file import write_file

@@ -16,8 +16,8 @@ from minisgl_core import __version__
 from minisgl_core.errors import BackendError, UsageError
 from minisgl_core.plugin_api import BackendSpec
 from minisgl_core.registry.matching import match
-from minisgl_core.testing import Mismatch, Rig, Subject
-from minisgl_core.testing.rig import dtype_named
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, Mismatch
+from minisgl_core.testing.device_fixture import dtype_named
 from minisgl_core.testing.timing import Timer, median_seconds
 
 from .base import Capsule
@@ -97,7 +97,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def replay(
-    capsule: Capsule, subject: Subject, rig: Rig, *, repeats: int = 20, timer: Timer | None = None
+    capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture, *, repeats: int = 20, timer: Timer | None = None
 ) -> ReplayReport:
     """Run every layer of a capsule once, judge the results, and time them (``repeats`` 0 = do not).
 
@@ -120,13 +120,13 @@ def check_capsule(path: str | Path, backend: BackendSpec | str, *, device: str =
 
     ``backend``: ``"ROLE:NAME"`` of an installed plugin, or a spec.
     """
-    rig, capsule = Rig(device), load_capsule(path)
-    report = replay(capsule, Subject.of(backend, rig.facts, role=capsule.ROLE), rig, repeats=0)
+    rig, capsule = DeviceFixture(device), load_capsule(path)
+    report = replay(capsule, BackendUnderTest.of(backend, rig.facts, role=capsule.ROLE), rig, repeats=0)
     if not report.passed:
         raise Mismatch(report.failure())
 
 
-def _box_of(capsule: Capsule, subject: Subject, rig: Rig) -> Caps:
+def _box_of(capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture) -> Caps:
     role = capsule.ROLE
     if subject.spec.role != role:
         raise UsageError(
@@ -147,7 +147,7 @@ def _box_of(capsule: Capsule, subject: Subject, rig: Rig) -> Caps:
     return box
 
 
-def _judged(capsule: Capsule, subject: Subject, rig: Rig, run: Run) -> ReplayReport:
+def _judged(capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture, run: Run) -> ReplayReport:
     raised, results = "", []
     try:
         for out in run.results():

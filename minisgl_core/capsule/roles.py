@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
     from minisgl_core.registry import DeviceFacts
     from minisgl_core.registry.query import Need
-    from minisgl_core.testing import Rig, Subject
+    from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
     from .base import Capsule
     from .run import Run
@@ -31,7 +31,7 @@ class RoleTools(NamedTuple):
     capsule: type[Capsule]
     need: Callable[[Any, DeviceFacts], Need]
     """What a capsule asks of a backend's caps"""
-    run: Callable[[Any, Subject, Caps, Rig], Run]
+    run: Callable[[Any, BackendUnderTest, Caps, DeviceFixture], Run]
     reduce: Callable[[Any, Fails[Any]], Any]
     """One round of making a capsule smaller, its layers excepted"""
 

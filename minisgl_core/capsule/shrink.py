@@ -13,7 +13,7 @@ from .roles import ROLES
 from .search import Fails, subset
 
 if TYPE_CHECKING:
-    from minisgl_core.testing import Rig, Subject
+    from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
 __all__ = ["shrink", "shrink_while"]
 
@@ -21,7 +21,9 @@ C = TypeVar("C", bound=Capsule)
 _ROUNDS = 3
 
 
-def shrink(capsule: C, subject: Subject, rig: Rig, tried: Callable[[Capsule, bool], None] | None = None) -> C:
+def shrink(
+    capsule: C, subject: BackendUnderTest, rig: DeviceFixture, tried: Callable[[Capsule, bool], None] | None = None
+) -> C:
     """The smallest capsule found that fails as this one does: by a wrong result, or by the same exception.
 
     ``tried`` hears of every attempt and whether it still failed. Raises :class:`UsageError` if this one does not fail.

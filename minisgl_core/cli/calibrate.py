@@ -34,7 +34,7 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, q
     """
     from minisgl_core.calibrate.measure import calibrate
     from minisgl_core.calibrate.store import save
-    from minisgl_core.testing import Rig
+    from minisgl_core.testing import DeviceFixture
 
     model = model_of(settings, geometry_name)
     facts = detect_device(device or settings.engine.device)
@@ -42,7 +42,7 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, q
         plan_query(settings, model, facts),
         model,
         discover(allow=settings.allow, deny=settings.deny),
-        Rig(facts),
+        DeviceFixture(facts),
         max_prefill_tokens=settings.engine.max_prefill_tokens,
         quick=quick,
         progress=_progress if sys.stderr.isatty() else None,

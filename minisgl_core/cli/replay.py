@@ -13,7 +13,7 @@ from .output import json_option, print_json, print_table
 if TYPE_CHECKING:
     from minisgl_core.capsule.base import Capsule
     from minisgl_core.capsule.replay import ReplayReport
-    from minisgl_core.testing import Rig, Subject
+    from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
 __all__ = ["command"]
 
@@ -37,11 +37,11 @@ def command(file: Path, backend: str, device: str, repeats: int, shrunk: Path | 
     """
     from minisgl_core.capsule.format import load_capsule
     from minisgl_core.capsule.replay import replay
-    from minisgl_core.testing import Rig, Subject
+    from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
     capsule = load_capsule(file)
-    rig = Rig(device)
-    subject = Subject.of(backend, rig.facts, role=capsule.ROLE)
+    rig = DeviceFixture(device)
+    subject = BackendUnderTest.of(backend, rig.facts, role=capsule.ROLE)
     report = replay(capsule, subject, rig, repeats=repeats)
     small = None if shrunk is None else _shrink(capsule, subject, rig, shrunk)
     if as_json:
@@ -54,7 +54,7 @@ def command(file: Path, backend: str, device: str, repeats: int, shrunk: Path | 
     return 0 if report.passed else 1
 
 
-def _shrink(capsule: Capsule, subject: Subject, rig: Rig, path: Path) -> Capsule:
+def _shrink(capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture, path: Path) -> Capsule:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -92,7 +92,7 @@ def _print(report: ReplayReport) -> None:
     click.secho(verdict, fg="green" if report.passed else "red")
 
 
-def _print_use(small: Capsule, path: Path, subject: Subject) -> None:
+def _print_use(small: Capsule, path: Path, subject: BackendUnderTest) -> None:
     spec = repr(subject.label) if subject.installed else "SPEC"
     click.echo(f"\nthe smallest that still fails: {small.summary()}, in {path}")
     click.echo(

@@ -21,21 +21,21 @@ __all__ = ["command"]
 @click.argument("backend", metavar="ROLE:NAME[/VARIANT][@DISTRIBUTION]")
 @click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), default="auto")
 @click.option("--quick", is_flag=True, help="Fewer values per claim.")
-@click.option("--case", "only", default="", metavar="TEXT", help="Only cases whose name holds TEXT.")
+@click.option("--check", "only", default="", metavar="TEXT", help="Only checks whose name holds TEXT.")
 @json_option
 def command(backend: str, device: str, quick: bool, only: str, as_json: bool) -> int:
     """Does a backend do what its contract says and its caps claim?
 
-    Every claim is tried at its ends; what lies just outside must be refused. Exits with 1 if a case fails.
+    Every claim is tried at its ends; what lies just outside must be refused. Exits with 1 if a check fails.
     """
     from rich.progress import Progress
 
-    from minisgl_core.testing import Rig, Subject, suite_for, verify
+    from minisgl_core.testing import BackendUnderTest, DeviceFixture, suite_for, verify
 
     if ":" in backend:
         suite_for(backend.partition(":")[0])
-    rig = Rig(device)
-    subject = Subject.of(backend, rig.facts)
+    rig = DeviceFixture(device)
+    subject = BackendUnderTest.of(backend, rig.facts)
     with Progress(transient=True, disable=not sys.stderr.isatty(), console=_console(stderr=True)) as bar:
         task = bar.add_task(subject.label)
         report = verify(
@@ -83,8 +83,8 @@ def _summary(report: Report) -> object:
     sm = f" sm{report.device['sm']}" if report.device["sm"] else ""
     table.add_row("device", f"{report.device['kind']}{sm} {report.device['name']}".rstrip())
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items()))
-    for dtype, (error, case) in report.worst_errors().items():
-        table.add_row(f"worst error, {dtype}", f"{error:.2e} in {case}" if error else "exact")
+    for dtype, (error, check) in report.worst_errors().items():
+        table.add_row(f"worst error, {dtype}", f"{error:.2e} in {check}" if error else "exact")
     if report.finite_tail:
         table.add_row("finite_tail", "unused tails of pages held zeros; whole foreign pages held NaN")
     return table
@@ -99,7 +99,7 @@ def _groups(report: Report) -> object:
         name = "/".join(outcome.name.split("/")[:-1][:2]) or outcome.name
         counts = groups.setdefault(name, dict.fromkeys(columns, 0))
         counts[outcome.status] += 1
-    table = Table("cases", *columns)
+    table = Table("checks", *columns)
     for name, counts in groups.items():
         table.add_row(name, *(str(counts[column] or "") for column in columns))
     return table

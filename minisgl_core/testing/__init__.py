@@ -3,21 +3,21 @@
 Two ways in: inherit a suite in a test module (:class:`AttentionSuite` and its like), or ``minisgl verify ROLE:NAME``.
 """
 
-from .attention import AttentionCase
-from .case import Case, Finding
-from .comm import CommCase
+from .attention import AttentionCheck
+from .backend_under_test import BackendUnderTest
+from .check import Check, Result
+from .comm import CommCheck
 from .compare import TOLERANCE, Mismatch
-from .contract import ContractCase
-from .graph import GraphCase
-from .kv import KVCase
-from .linear import FusedLinearCase, LinearCase
-from .moe import MoECase
-from .ops import OpsCase
-from .ops_sample import SampleCase
+from .contract import ContractCheck
+from .device_fixture import DeviceFixture
+from .graph import GraphCheck
+from .kv import KVCheck
+from .linear import FusedLinearCheck, LinearCheck
+from .moe import MoECheck
+from .ops import OpsCheck
+from .ops_sample import SampleCheck
 from .report import Report, verify
-from .rig import Rig
-from .run import Outcome, check, run_case, run_cases
-from .subject import Subject
+from .run import Outcome, assert_conforms, run_check, run_checks
 from .suite import (
     AttentionSuite,
     CommSuite,
@@ -27,41 +27,41 @@ from .suite import (
     MoESuite,
     OpsSuite,
     Suite,
-    cases_of,
+    checks_of,
     suite_for,
 )
 
 __all__ = [
     "TOLERANCE",
-    "AttentionCase",
+    "AttentionCheck",
     "AttentionSuite",
-    "Case",
-    "CommCase",
+    "BackendUnderTest",
+    "Check",
+    "CommCheck",
     "CommSuite",
-    "ContractCase",
-    "Finding",
-    "FusedLinearCase",
-    "GraphCase",
+    "ContractCheck",
+    "DeviceFixture",
+    "FusedLinearCheck",
+    "GraphCheck",
     "GraphSuite",
-    "KVCase",
+    "KVCheck",
     "KVSuite",
-    "LinearCase",
+    "LinearCheck",
     "LinearSuite",
     "Mismatch",
-    "MoECase",
+    "MoECheck",
     "MoESuite",
-    "OpsCase",
+    "OpsCheck",
     "OpsSuite",
     "Outcome",
     "Report",
-    "Rig",
-    "SampleCase",
-    "Subject",
+    "Result",
+    "SampleCheck",
     "Suite",
-    "cases_of",
-    "check",
-    "run_case",
-    "run_cases",
+    "assert_conforms",
+    "checks_of",
+    "run_check",
+    "run_checks",
     "suite_for",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""Cases of the role ``attention``."""
+"""Checks of the role ``attention``."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from minisgl_core.registry.query import Need
 from .attention_batches import check_in_flight, check_in_turn, check_moved, lens_of_moved
 from .attention_bench import AttentionBench, Geometry, whose
 from .attention_replay import CAPTURE_ROWS, LONGEST, check_crowd, check_replays, check_replays_in_turn
-from .case import Case, Finding, box_of
+from .check import Check, Result, box_of
+from .check_run import check_growth
 from .compare import close, expect, fresh, unchanged
-from .trial import check_growth
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import BatchView
 
-    from .rig import KitBatch, Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture, KitBatch
 
-__all__ = ["AttentionCase"]
+__all__ = ["AttentionCheck"]
 
 INSTANCES: Final = 3
-"""Of a backend, in cases that use several in turns."""
+"""Of a backend, in checks that use several in turns."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AttentionCase(Case):
+class AttentionCheck(Check):
     """One batch (or a few) against the float64 reference. ``rows``: (new tokens, tokens in all) per row.
 
-    ``check``: ``eager`` runs one batch; ``growth`` measures memory; ``in_flight`` prepares the next batch before the
+    ``scenario``: ``eager`` runs one batch; ``growth`` measures memory; ``in_flight`` prepares the next batch before the
     last one is waited for; in ``moved`` such batches have equal lengths, on other rows, pages and contents; ``in_turn``
     uses three backends in turns. ``replay`` captures a decode step and replays it while lengths grow and shrink,
     ``replay_in_turn`` does so with three backends, and ``crowd`` with many rows or long ones: ``capture_rows`` of up to
@@ -43,7 +43,7 @@ class AttentionCase(Case):
 
     imports = "from minisgl_core.plugin_api import LayerFacts"
 
-    check: Literal["eager", "growth", "in_flight", "moved", "in_turn", "replay", "crowd", "replay_in_turn"] = "eager"
+    scenario: Literal["eager", "growth", "in_flight", "moved", "in_turn", "replay", "crowd", "replay_in_turn"] = "eager"
     phase: Phase = "decode"
     dtype: str = "float32"
     kv_dtype: str = ""
@@ -58,14 +58,14 @@ class AttentionCase(Case):
     longest: int = LONGEST
     seed: int = 0
 
-    def need(self, rig: Rig) -> Need:
+    def need(self, fixture: DeviceFixture) -> Need:
         features = {}
         if any(facts.window is not None for facts in self.layers):
             features["window"] = "a shorter max_seq_len needs none"
         if any(facts.softcap is not None for facts in self.layers):
             features["softcap"] = ""
         return Need(
-            device=rig.facts,
+            device=fixture.facts,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype or self.dtype,
             head_dim=self.head_dim,
@@ -77,13 +77,13 @@ class AttentionCase(Case):
             features=features,
         )
 
-    def run(self, subject: Subject, rig: Rig) -> Finding:
-        box = box_of(subject, self, rig)
+    def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
+        box = box_of(under_test, self, fixture)
         host_plan = box is not None and "decode" in box.host_plan
         geometry = self._geometry(box is not None and box.finite_tail)
-        pairs = (self._instance(subject, rig, geometry, place) for place in range(INSTANCES))
+        pairs = (self._instance(under_test, fixture, geometry, place) for place in range(INSTANCES))
         first = bench, backend = next(pairs)
-        match self.check:
+        match self.scenario:
             case "eager":
                 worst = self._eager(bench, backend)
             case "growth":
@@ -100,11 +100,13 @@ class AttentionCase(Case):
                 worst = check_crowd(bench, backend, host_plan=host_plan)
             case "replay_in_turn":
                 worst = check_replays_in_turn(chain([first], pairs), host_plan=host_plan)
-        rig.platform.synchronize()
+        fixture.platform.synchronize()
         backend.close()
-        return Finding({self.dtype: worst})
+        return Result({self.dtype: worst})
 
-    def _instance(self, subject: Subject, rig: Rig, geometry: Geometry, place: int) -> tuple[AttentionBench, Any]:
+    def _instance(
+        self, under_test: BackendUnderTest, fixture: DeviceFixture, geometry: Geometry, place: int
+    ) -> tuple[AttentionBench, Any]:
         """A pool and its backend. The second has the first one's shapes and other facts, the third other shapes."""
         if place == 1:
             layers = tuple(replace(facts, scale=facts.scale / 2) for facts in self.layers)
@@ -112,19 +114,19 @@ class AttentionCase(Case):
         elif place == 2:
             kv_heads = self.kv_heads + 1
             geometry = replace(geometry, kv_heads=kv_heads, q_heads=kv_heads * self.gqa_ratio)
-        lens = lens_of_moved(self.rows) if self.check == "moved" else self.rows
+        lens = lens_of_moved(self.rows) if self.scenario == "moved" else self.rows
         rows, longest = len(lens), max(total for _, total in lens)
         if self.is_replay:
             rows, longest = self.capture_rows - 1, self.longest
-        bench = AttentionBench(rig, geometry, rows, longest, self.seed + place)
-        backend = subject.build(bench.setup(max(sum(new for new, _ in self.rows), rows + 1)))
+        bench = AttentionBench(fixture, geometry, rows, longest, self.seed + place)
+        backend = under_test.build(bench.setup(max(sum(new for new, _ in self.rows), rows + 1)))
         backend.bind_kv(bench.pool)
         return bench, backend
 
     @property
     def is_replay(self) -> bool:
         """Is a decode step captured?"""
-        return self.check in ("replay", "crowd", "replay_in_turn")
+        return self.scenario in ("replay", "crowd", "replay_in_turn")
 
     def _geometry(self, finite_tail: bool) -> Geometry:
         return Geometry(
@@ -190,7 +192,7 @@ class AttentionCase(Case):
             backend.update_metadata(batch)
             backend.forward(*bench.views(wide), 0, batch)
 
-        check_growth(bench.rig, step)
+        check_growth(bench.fixture, step)
         return 0.0
 
 

@@ -12,7 +12,7 @@ from minisgl_core.plugin_api import BatchView, Phase
 
 from .attention_bench import AttentionBench, Lens, whose
 from .compare import close
-from .rig import KitBatch
+from .device_fixture import KitBatch
 
 __all__ = ["check_in_flight", "check_in_turn", "check_moved", "lens_of_moved"]
 
@@ -114,6 +114,6 @@ def check_in_turn(pairs: Iterable[tuple[AttentionBench, Any]], phase: Phase, len
             for place, run in enumerate([started(place) for place in range(len(alive))]):
                 worst = max(worst, _judge(alive[place][0], run, f"instance {place} of {len(alive)}, batch {number}"))
     for bench, backend in alive[1:]:
-        bench.rig.platform.synchronize()
+        bench.fixture.platform.synchronize()
         backend.close()
     return max(worst, _judge(alive[0][0], started(0), "instance 0, after the others were closed"))

@@ -15,7 +15,7 @@ import torch
 from minisgl_core.plugin_api import AttentionSetup, BatchView, LayerFacts
 
 from . import reference
-from .rig import KitBatch, Rig, dtype_named
+from .device_fixture import DeviceFixture, KitBatch, dtype_named
 
 __all__ = ["AttentionBench", "Geometry", "Pool", "whose"]
 
@@ -59,10 +59,10 @@ class Pool:
 class AttentionBench:
     """``rows`` sequences of up to ``longest`` tokens on shuffled pages, and the state that decode is derived from."""
 
-    def __init__(self, rig: Rig, geometry: Geometry, rows: int, longest: int, seed: int) -> None:
-        self.rig, self.geometry, self.rows, self.longest = rig, geometry, rows, longest
-        self._random = rig.generator(seed)
-        g, device = geometry, rig.device
+    def __init__(self, fixture: DeviceFixture, geometry: Geometry, rows: int, longest: int, seed: int) -> None:
+        self.fixture, self.geometry, self.rows, self.longest = fixture, geometry, rows, longest
+        self._random = fixture.generator(seed)
+        g, device = geometry, fixture.device
         self.dtype, kv_dtype = dtype_named(g.dtype), dtype_named(g.kv_dtype)
         pages = -(-longest // g.page_size)
         self.pool = Pool(g, rows * pages + 3, device)
@@ -77,7 +77,7 @@ class AttentionBench:
 
     def randn(self, *shape: int) -> torch.Tensor:
         """The same numbers on every device."""
-        return torch.randn(shape, generator=self._random).to(self.rig.device)
+        return torch.randn(shape, generator=self._random).to(self.fixture.device)
 
     def deal_pages(self) -> None:
         """Give every row other pages, in a random order."""
@@ -85,7 +85,7 @@ class AttentionBench:
         per_row = self.page_table.shape[1] // size
         order = torch.randperm(self.pool.num_pages, generator=self._random)[: self.rows * per_row]
         slots = order.view(self.rows, per_row, 1) * size + torch.arange(size)
-        self.page_table[: self.rows] = slots.flatten(1).to(self.rig.device, torch.int32)
+        self.page_table[: self.rows] = slots.flatten(1).to(self.fixture.device, torch.int32)
 
     def renew(self) -> None:
         """Other sequences in place of all; the pool shows them after :meth:`fill`."""
@@ -108,7 +108,7 @@ class AttentionBench:
         """What the core would tell a backend."""
         g = self.geometry
         return AttentionSetup(
-            device=self.rig.device,
+            device=self.fixture.device,
             dtype=self.dtype,
             kv_dtype=dtype_named(g.kv_dtype),
             kv_layout="NHD",
@@ -121,14 +121,14 @@ class AttentionBench:
             max_tokens=max_tokens,
             max_seq_len=self.longest,
             batches_in_flight=2,
-            platform=self.rig.platform,
+            platform=self.fixture.platform,
         )
 
     # Batches.
 
     def eager(self, phase: str, lens: Lens, rows: Sequence[int] | None = None) -> KitBatch:
         """One of the ``rows`` (None: the first ones) per item of ``lens``, with lengths on the host."""
-        device = self.rig.device
+        device = self.fixture.device
         q_lens, kv_lens = tuple(n for n, _ in lens), tuple(n for _, n in lens)
         table_idx = torch.tensor(_rows(rows, lens), device=device)
         cu_q = torch.tensor([0, *q_lens]).cumsum(0).to(device, torch.int32)
@@ -152,7 +152,7 @@ class AttentionBench:
 
     def captured(self, rows: torch.Tensor) -> KitBatch:
         """A decode batch over the fixed buffers; ``rows`` (B,) is one of them."""
-        none = torch.empty(0, dtype=torch.int32, device=self.rig.device)
+        none = torch.empty(0, dtype=torch.int32, device=self.fixture.device)
         batch = KitBatch("decode", len(rows), len(rows), None, none, none, captured=True)  # type: ignore[arg-type]
         self.derive(batch, rows, None)
         return batch
@@ -189,7 +189,7 @@ class AttentionBench:
         """(T, (H + 2K) * D) of NaN: rows of which q, k and v are views, as the fused operation leaves them."""
         g = self.geometry
         shape = (tokens, (g.q_heads + 2 * g.kv_heads) * g.head_dim)
-        return torch.full(shape, torch.nan, dtype=self.dtype, device=self.rig.device)
+        return torch.full(shape, torch.nan, dtype=self.dtype, device=self.fixture.device)
 
     def views(self, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q (T, H, D), k (T, K, D), v (T, K, D) of :meth:`wide`."""

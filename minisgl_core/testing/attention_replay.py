@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 
 from .attention_bench import AttentionBench
+from .check_run import check_growth
 from .compare import close, unchanged
-from .trial import check_growth
 
 __all__ = [
     "CAPTURE_ROWS",
@@ -47,13 +47,13 @@ class CapturedStep:
         self._bench, self._backend, self._host_plan = bench, backend, host_plan
         self._layers = range(len(bench.geometry.layers))
         self._size = bench.rows + 1
-        self._rows = torch.full((self._size,), bench.rows, dtype=torch.int64, device=bench.rig.device)
+        self._rows = torch.full((self._size,), bench.rows, dtype=torch.int64, device=bench.fixture.device)
         self._inputs = [bench.wide(self._size) for _ in self._layers]
         bench.fill([1] * bench.rows)
         backend.init_capture_graph(bench.longest, (self._size,))
         self._batch = bench.captured(self._rows)
         backend.prepare_for_capture(self._batch)
-        self._captured = bench.rig.capture(self._step, self._batch)
+        self._captured = bench.fixture.capture(self._step, self._batch)
 
     def _step(self) -> tuple[torch.Tensor, ...]:
         self._bench.derive(self._batch, self._rows, None)
@@ -85,7 +85,7 @@ class CapturedStep:
         self._rows.fill_(bench.rows)
         self._rows[:live] = torch.tensor(rows).to(self._rows.device)
         bench.lengths.zero_()
-        bench.lengths[self._rows[:live]] = torch.tensor(lens, dtype=torch.int32).to(bench.rig.device) - 1
+        bench.lengths[self._rows[:live]] = torch.tensor(lens, dtype=torch.int32).to(bench.fixture.device) - 1
         for layer, wide in enumerate(self._inputs):
             bench.write_inputs(wide, per_row, layer, rows)
         if self._host_plan:
@@ -118,7 +118,7 @@ def check_replays(bench: AttentionBench, backend: Any, *, host_plan: bool) -> fl
             worst, step.judge(done, f"replay {len(REPLAYS) + number}, of equal lengths on other rows and pages")
         )
     if host_plan:
-        check_growth(bench.rig, lambda: step.judge(step.start(LAST), "a replay after those"))
+        check_growth(bench.fixture, lambda: step.judge(step.start(LAST), "a replay after those"))
     step.close()
     return worst
 

@@ -1,4 +1,4 @@
-"""Cases of the role ``comm``: real ranks, one process each."""
+"""Checks of the role ``comm``: real ranks, one process each."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from unittest import SkipTest
 
 from minisgl_core.registry.query import Need
 
-from .attention_cases import DTYPES
-from .case import Case, Finding, collect
-from .comm_ranks import RankTask, run_checks
+from .attention_checks import DTYPES
+from .backend_under_test import names_of
+from .check import Check, Result, collect
+from .comm_ranks import RankTask, run_collectives
 from .compare import Mismatch
-from .subject import names_of
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
 
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["CommCase", "comm_cases"]
+__all__ = ["CommCheck", "comm_checks"]
 
 TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CommCase(Case):
+class CommCheck(Check):
     """Every collective between ``ranks`` ranks; with one rank, in this process: nothing is there to wait for."""
 
     ranks: int = 2
     dtypes: tuple[str, ...] = ("float32",)
     capture: bool = False
 
-    def need(self, rig: Rig) -> Need:
-        return Need(device=rig.facts, dtype=self.dtypes[0], capture=self.capture and self.ranks > 1)
+    def need(self, fixture: DeviceFixture) -> Need:
+        return Need(device=fixture.facts, dtype=self.dtypes[0], capture=self.capture and self.ranks > 1)
 
-    def run(self, subject: Subject, rig: Rig) -> Finding:
-        if rig.facts.kind == "cuda" and rig.facts.count < self.ranks:
-            raise SkipTest(f"needs {self.ranks} GPUs, {rig.facts.count} are here")
-        task = RankTask(subject, rig.facts, 0, self.ranks, _free_port(), self.dtypes, self.capture)
-        found = run_checks(task, rig) if self.ranks == 1 else _launch(task)
+    def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
+        if fixture.facts.kind == "cuda" and fixture.facts.count < self.ranks:
+            raise SkipTest(f"needs {self.ranks} GPUs, {fixture.facts.count} are here")
+        task = RankTask(under_test, fixture.facts, 0, self.ranks, _free_port(), self.dtypes, self.capture)
+        found = run_collectives(task, fixture) if self.ranks == 1 else _launch(task)
         if found:
             raise Mismatch("; ".join(found))
-        return Finding()
+        return Result()
 
 
 def _free_port() -> int:
@@ -91,23 +91,23 @@ def _launch(task: RankTask) -> list[str]:
     return complaints
 
 
-def comm_cases(subject: Subject, rig: Rig, quick: bool) -> list[CommCase]:
+def comm_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[CommCheck]:
     """One rank, two, and (unless quick) three; dtypes and capture just outside."""
-    return collect(subject, rig, lambda box: _of_box(box, quick), _beyond)
+    return collect(under_test, fixture, lambda box: _of_box(box, quick), _beyond)
 
 
-def _of_box(box: Caps, quick: bool) -> list[CommCase]:
+def _of_box(box: Caps, quick: bool) -> list[CommCheck]:
     # Recorders take seconds to import, on each rank.
     capture = box.graph != "never" and not quick
     dtypes = names_of(box.dtypes, DTYPES)
     sizes = (1, 2) if quick else (1, 2, 3)
-    return [CommCase(name=f"ranks={n}", ranks=n, dtypes=dtypes, capture=capture) for n in sizes]
+    return [CommCheck(name=f"ranks={n}", ranks=n, dtypes=dtypes, capture=capture) for n in sizes]
 
 
-def _beyond(box: Caps) -> Iterator[CommCase]:
+def _beyond(box: Caps) -> Iterator[CommCheck]:
     dtypes = names_of(box.dtypes, DTYPES)
     for name in DTYPES:
         if name not in dtypes:
-            yield CommCase(name=f"outside/dtype={name}", ranks=1, dtypes=(name,), outside=True)
+            yield CommCheck(name=f"outside/dtype={name}", ranks=1, dtypes=(name,), outside=True)
     if box.graph == "never":
-        yield CommCase(name="outside/replay", dtypes=dtypes[:1], capture=True, outside=True)
+        yield CommCheck(name="outside/replay", dtypes=dtypes[:1], capture=True, outside=True)

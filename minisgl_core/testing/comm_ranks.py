@@ -1,4 +1,4 @@
-"""What one rank of a communication case does. Ranks run the same calls in the same order, or they would hang."""
+"""What one rank of a communication check does. Ranks run the same calls in the same order, or they would hang."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from minisgl_core.plugin_api import CommSetup
 from minisgl_core.registry import DeviceFacts
 
+from .backend_under_test import BackendUnderTest
 from .compare import close, expect, fresh, same
-from .rig import Rig, dtype_named
-from .subject import Subject
+from .device_fixture import DeviceFixture, dtype_named
 
-__all__ = ["RankTask", "main", "run_checks"]
+__all__ = ["RankTask", "main", "run_collectives"]
 
 REPEATS = 10
 
@@ -27,7 +27,7 @@ REPEATS = 10
 class RankTask:
     """Who this rank is, and what to try."""
 
-    subject: Subject
+    under_test: BackendUnderTest
     device: DeviceFacts
     rank: int
     size: int
@@ -40,19 +40,19 @@ def main() -> None:
     """One task from standard input; complaints, as JSON, to standard output."""
     task: RankTask = pickle.loads(base64.b64decode(sys.stdin.readline()))
     torch.set_num_threads(1)
-    rig = Rig(task.device, task.rank)
-    with rig.active():
-        print(json.dumps(run_checks(task, rig)))
+    fixture = DeviceFixture(task.device, task.rank)
+    with fixture.active():
+        print(json.dumps(run_collectives(task, fixture)))
 
 
-def run_checks(task: RankTask, rig: Rig) -> list[str]:
+def run_collectives(task: RankTask, fixture: DeviceFixture) -> list[str]:
     """All checks, each going on after another's failure; ``check: what is wrong``."""
     address = f"tcp://127.0.0.1:{task.port}" if task.size > 1 else ""
-    comm = task.subject.build(CommSetup(rig.device, task.rank, task.size, address, 60.0))
+    comm = task.under_test.build(CommSetup(fixture.device, task.rank, task.size, address, 60.0))
     complaints = []
     for check in (_all_gather, _all_reduce, _check_equal, *([_replay] if task.capture and task.size > 1 else [])):
         try:
-            check(comm, task, rig)
+            check(comm, task, fixture)
         except Exception as error:
             complaints.append(f"{check.__name__.strip('_')}: {error}")
         comm.barrier()
@@ -60,17 +60,17 @@ def run_checks(task: RankTask, rig: Rig) -> list[str]:
     return complaints
 
 
-def _data(task: RankTask, rig: Rig, seed: int, *shape: int) -> list[torch.Tensor]:
+def _data(task: RankTask, fixture: DeviceFixture, seed: int, *shape: int) -> list[torch.Tensor]:
     """What each rank has, by rank: every rank can make all of it. Small integers add up exactly in every dtype."""
-    random = rig.generator(seed)
+    random = fixture.generator(seed)
     made = torch.randint(-8, 9, (task.size, *shape), generator=random)
-    return list(made.to(rig.device, torch.float32))
+    return list(made.to(fixture.device, torch.float32))
 
 
-def _all_gather(comm: Any, task: RankTask, rig: Rig) -> None:
+def _all_gather(comm: Any, task: RankTask, fixture: DeviceFixture) -> None:
     for name in task.dtypes:
         for rows, columns in ((1, 8), (2, 4), (17, 33)):
-            parts = [part.to(dtype_named(name)) for part in _data(task, rig, rows, rows, columns)]
+            parts = [part.to(dtype_named(name)) for part in _data(task, fixture, rows, rows, columns)]
             mine = parts[task.rank].clone()
             got = comm.all_gather(mine)
             same(got, torch.cat(parts, dim=-1), f"({rows}, {columns}) of {name}, the ranks' columns side by side")
@@ -79,18 +79,18 @@ def _all_gather(comm: Any, task: RankTask, rig: Rig) -> None:
                 fresh(got, {"the input": mine}, "the result")
 
 
-def _all_reduce(comm: Any, task: RankTask, rig: Rig) -> None:
+def _all_reduce(comm: Any, task: RankTask, fixture: DeviceFixture) -> None:
     for name in task.dtypes:
         for number in range(REPEATS):
             rows = (1, 3, 40)[number % 3]
-            parts = _data(task, rig, number, rows, 576)
+            parts = _data(task, fixture, number, rows, 576)
             x = parts[task.rank].clone().to(dtype_named(name))
             got = comm.all_reduce(x)
             expect(got is x, "the sum is returned in another tensor than x")
             close(x, torch.stack(parts).sum(0).to(torch.float64), f"the sum of {name}, call {number}")
 
 
-def _check_equal(comm: Any, task: RankTask, rig: Rig) -> None:
+def _check_equal(comm: Any, task: RankTask, fixture: DeviceFixture) -> None:
     comm.check_equal("plan", "the same everywhere")
     if task.size == 1:
         return
@@ -104,19 +104,19 @@ def _check_equal(comm: Any, task: RankTask, rig: Rig) -> None:
     expect(False, "texts that differ are taken for equal")
 
 
-def _replay(comm: Any, task: RankTask, rig: Rig) -> None:
+def _replay(comm: Any, task: RankTask, fixture: DeviceFixture) -> None:
     """Sum and gather in one captured step; the inputs change between replays."""
-    x = torch.zeros(4, 64, dtype=dtype_named(task.dtypes[0]), device=rig.device)
+    x = torch.zeros(4, 64, dtype=dtype_named(task.dtypes[0]), device=fixture.device)
 
     def step() -> tuple[torch.Tensor, ...]:
         return comm.all_reduce(x.clone()), comm.all_gather(x)
 
-    captured = rig.capture(step)
+    captured = fixture.capture(step)
     for number in range(3):
-        parts = _data(task, rig, 100 + number, 4, 64)
+        parts = _data(task, fixture, 100 + number, 4, 64)
         x.copy_(parts[task.rank])
         captured.replay()
-        rig.platform.synchronize()
+        fixture.platform.synchronize()
         total, gathered = captured.outputs
         close(total, torch.stack(parts).sum(0).to(torch.float64), f"replay {number}: the sum")
         same(gathered, torch.cat(parts, dim=-1).to(x.dtype), f"replay {number}: the gathered columns")

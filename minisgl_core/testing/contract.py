@@ -13,14 +13,14 @@ from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, AnyValue, Caps, Role
 from minisgl_core.registry import build, fuses, load_class
 from minisgl_core.registry.imports import import_object
 
-from .case import Case, Finding
+from .check import Check, Result
 from .compare import Mismatch, expect
 
 if TYPE_CHECKING:
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["ContractCase", "contract_cases"]
+__all__ = ["ContractCheck", "contract_checks"]
 
 HEAVY: Final = ("torch", "triton", "flashinfer", "flash_attn", "flash_attn_interface", "pydantic", "transformers")
 """What a plugin's entry module may not pull in: discovery imports it in every command, ``minisgl plugins`` included."""
@@ -43,19 +43,19 @@ _ASKED: Final[dict[Role, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ContractCase(Case):
+class ContractCheck(Check):
     """One duty that does not depend on the role's arithmetic."""
 
-    check: Literal["imports", "caps", "methods", "options"]
+    scenario: Literal["imports", "caps", "methods", "options"]
 
-    def run(self, subject: Subject, rig: Rig) -> Finding:
-        note: str = getattr(self, f"_{self.check}")(subject, rig) or ""
-        return Finding(note=note)
+    def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
+        note: str = getattr(self, f"_{self.scenario}")(under_test, fixture) or ""
+        return Result(note=note)
 
-    def _imports(self, subject: Subject, rig: Rig) -> str:
+    def _imports(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> str:
         """In a fresh process, the plugin's entry module (or the factory's top package) imports nothing heavy."""
-        module = subject.module or subject.spec.factory.partition(":")[0].partition(".")[0]
-        if not subject.module and module == subject.spec.factory.partition(":")[0]:
+        module = under_test.module or under_test.spec.factory.partition(":")[0].partition(".")[0]
+        if not under_test.module and module == under_test.spec.factory.partition(":")[0]:
             return "the factory lives in a module of its own: no package to import"
         done = subprocess.run(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_IMPORT}", module, json.dumps(HEAVY)],
@@ -71,49 +71,49 @@ class ContractCase(Case):
         )
         return ""
 
-    def _caps(self, subject: Subject, rig: Rig) -> None:
+    def _caps(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
         """Every box is one that something can fit."""
-        expect(bool(subject.spec.caps), "the spec declares no caps: nothing is supported")
-        for number, box in enumerate(subject.spec.caps):
-            for name in ("devices", *_ASKED.get(subject.spec.role, ())):
+        expect(bool(under_test.spec.caps), "the spec declares no caps: nothing is supported")
+        for number, box in enumerate(under_test.spec.caps):
+            for name in ("devices", *_ASKED.get(under_test.spec.role, ())):
                 expect(
                     _declared(getattr(box, name)), f"box {number} of the caps leaves `{name}` empty: nothing fits it"
                 )
             if "cuda" in _listed(box.devices) and not isinstance(box.sm, AnyValue):
                 low, high = box.sm
                 expect(low <= high, f"box {number} declares no compute capability: sm={box.sm}")
-            _check_ops(box, number, subject.spec.role)
+            _check_ops(box, number, under_test.spec.role)
 
-    def _methods(self, subject: Subject, rig: Rig) -> None:
+    def _methods(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
         """The factory can be imported and has every method of its role."""
-        boxes: list[Caps | None] = [*subject.boxes(rig.facts)]
+        boxes: list[Caps | None] = [*under_test.boxes(fixture.facts)]
         for box in boxes or [None]:
-            cls = load_class(subject.choice(box))
-            if subject.spec.role == "linear" and box is not None and box.ops:
-                what = f"its caps list {' and '.join(box.ops)}, but {subject.spec.factory}"
+            cls = load_class(under_test.choice(box))
+            if under_test.spec.role == "linear" and box is not None and box.ops:
+                what = f"its caps list {' and '.join(box.ops)}, but {under_test.spec.factory}"
                 expect(fuses(cls), f"{what} lacks fused_rows and forward_fused")
 
-    def _options(self, subject: Subject, rig: Rig) -> None:
+    def _options(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
         """Options have defaults; an unknown one is refused by name."""
-        if subject.spec.options is not None:
-            import_object(subject.spec.options).model_validate({})
+        if under_test.spec.options is not None:
+            import_object(under_test.spec.options).model_validate({})
         unknown = "no_such_option"
         try:
-            build(subject.choice(options={unknown: 1}), None)  # refused before anything is constructed
+            build(under_test.choice(options={unknown: 1}), None)  # refused before anything is constructed
         except ConfigError as error:
-            name = f"{subject.spec.role}:{subject.spec.name}"
+            name = f"{under_test.spec.role}:{under_test.spec.name}"
             expect(name in str(error), f"the error about an unknown option does not name {name}: {error}")
             return
         raise Mismatch(f"the unknown option {unknown!r} is accepted")
 
 
-def contract_cases() -> list[Case]:
+def contract_checks() -> list[Check]:
     """The same four for every role."""
     return [
-        ContractCase(name="contract/imports", check="imports"),
-        ContractCase(name="contract/caps", check="caps"),
-        ContractCase(name="contract/methods", check="methods"),
-        ContractCase(name="contract/options", check="options"),
+        ContractCheck(name="contract/imports", scenario="imports"),
+        ContractCheck(name="contract/caps", scenario="caps"),
+        ContractCheck(name="contract/methods", scenario="methods"),
+        ContractCheck(name="contract/options", scenario="options"),
     ]
 
 

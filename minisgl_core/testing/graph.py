@@ -1,4 +1,4 @@
-"""Cases of the role ``graph``."""
+"""Checks of the role ``graph``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from minisgl_core.plugin_api import GraphSetup, SamplingMode
 from minisgl_core.registry.query import Need
 
-from .case import Case, Finding
+from .check import Check, Result
 from .compare import Mismatch, close, expect, same
 from .graph_host import MAX_LEN, MAX_ROWS, ToyBatch, ToyHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["GraphCase", "graph_cases"]
+__all__ = ["GraphCheck", "graph_checks"]
 
 ALONE: Final = 6
 """From this step on, the second of two runners is closed."""
@@ -29,46 +29,46 @@ MODES: Final[tuple[SamplingMode, ...]] = ("greedy", "random", "filtered")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class GraphCase(Case):
+class GraphCheck(Check):
     """``capture``: every size and mode is recorded; ``padding``: which batches can be replayed; ``size``: one size in
     every mode against eager steps; ``mixed``: batches that grow and shrink; ``in_turn``: two runners side by side;
     ``eager``: a runner that never captures.
     """
 
-    check: Literal["capture", "padding", "size", "mixed", "in_turn", "eager"]
+    scenario: Literal["capture", "padding", "size", "mixed", "in_turn", "eager"]
     sizes: tuple[int, ...] = (1, 2, 4, 8)
     size: int = 1
     seed: int = 0
 
-    def need(self, rig: Rig) -> Need:
-        return Need(device=rig.facts, capture=self.check != "eager", no_capture=self.check == "eager")
+    def need(self, fixture: DeviceFixture) -> Need:
+        return Need(device=fixture.facts, capture=self.scenario != "eager", no_capture=self.scenario == "eager")
 
-    def run(self, subject: Subject, rig: Rig) -> Finding:
-        if self.check == "in_turn":
-            return Finding({"float32": self._in_turn(subject, rig)})
-        host = ToyHost(rig, self.seed)
-        sizes = () if self.check == "eager" else self.sizes
+    def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
+        if self.scenario == "in_turn":
+            return Result({"float32": self._in_turn(under_test, fixture)})
+        host = ToyHost(fixture, self.seed)
+        sizes = () if self.scenario == "eager" else self.sizes
         reports: list[str] = []
-        runner = _captured(subject, rig, host, sizes, reports)
-        if self.check == "capture":
+        runner = _captured(under_test, fixture, host, sizes, reports)
+        if self.scenario == "capture":
             _check_captured(host, sizes, reports)
-        elif self.check == "padding":
+        elif self.scenario == "padding":
             _check_padding(runner, sizes)
-        elif self.check == "eager":
+        elif self.scenario == "eager":
             _check_eager(runner)
         else:
             batches = self._batches()
-            worst = _check_replays(runner, host, ToyHost(rig, self.seed), batches)
+            worst = _check_replays(runner, host, ToyHost(fixture, self.seed), batches)
             runner.close()
-            return Finding({"float32": worst})
+            return Result({"float32": worst})
         runner.close()
-        return Finding()
+        return Result()
 
-    def _in_turn(self, subject: Subject, rig: Rig) -> float:
+    def _in_turn(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> float:
         """Two runners over different hosts live beside each other; the first outlives the second."""
         seeds = (self.seed, self.seed + 1)
-        hosts, truths = ([ToyHost(rig, seed) for seed in seeds] for _ in range(2))
-        runners = [_captured(subject, rig, host, self.sizes, []) for host in hosts]
+        hosts, truths = ([ToyHost(fixture, seed) for seed in seeds] for _ in range(2))
+        runners = [_captured(under_test, fixture, host, self.sizes, []) for host in hosts]
         worst = 0.0
         for number, batch in enumerate(self._batches()):
             for place in (0, 1) if number < ALONE else (0,):
@@ -80,7 +80,7 @@ class GraphCase(Case):
         return worst
 
     def _batches(self) -> Iterator[ToyBatch]:
-        if self.check == "size":
+        if self.scenario == "size":
             for number, mode in enumerate((*MODES, *MODES)):
                 yield ToyBatch(tuple((row + number) % MAX_ROWS for row in range(self.size)), mode=mode)
             return
@@ -88,11 +88,15 @@ class GraphCase(Case):
             yield ToyBatch(tuple((5 * row + number) % MAX_ROWS for row in range(size)), mode=MODES[number % 3])
 
 
-def _captured(subject: Subject, rig: Rig, host: ToyHost, sizes: tuple[int, ...], reports: list[str]) -> Any:
+def _captured(
+    under_test: BackendUnderTest, fixture: DeviceFixture, host: ToyHost, sizes: tuple[int, ...], reports: list[str]
+) -> Any:
     """A runner that has captured what it wants to."""
-    runner = subject.build(GraphSetup(rig.platform, rig.device, host, sizes, MODES, MAX_LEN, _progress(reports)))
+    runner = under_test.build(
+        GraphSetup(fixture.platform, fixture.device, host, sizes, MODES, MAX_LEN, _progress(reports))
+    )
     runner.capture()
-    rig.platform.synchronize()
+    fixture.platform.synchronize()
     return runner
 
 
@@ -178,18 +182,18 @@ def _check_state(host: ToyHost, truth: ToyHost, what: str) -> None:
             same(now, wanted, f"{what}: afterwards, `{name}` of all rows")
 
 
-def graph_cases(subject: Subject, rig: Rig, quick: bool) -> list[GraphCase]:
+def graph_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[GraphCheck]:
     """A capturing runner: sizes, modes, padding, replays. Another: that it leaves everything eager."""
-    boxes = subject.boxes(rig.facts)
+    boxes = under_test.boxes(fixture.facts)
     if not any(box.graph != "never" for box in boxes):
-        return [GraphCase(name="eager", check="eager")] if boxes else []
+        return [GraphCheck(name="eager", scenario="eager")] if boxes else []
     sizes = (1, 2, 3, 4, 5, 8)
     return [
-        GraphCase(name="capture", check="capture"),
-        GraphCase(name="padding", check="padding"),
-        GraphCase(name="padding/one_size", check="padding", sizes=(4,)),
-        *(GraphCase(name=f"size={size}", check="size", size=size) for size in (sizes if quick else range(1, 9))),
-        GraphCase(name="mixed", check="mixed"),
-        GraphCase(name="in_turn", check="in_turn"),
-        GraphCase(name="mixed/odd_sizes", check="mixed", sizes=(3, 5, 8), seed=1),
+        GraphCheck(name="capture", scenario="capture"),
+        GraphCheck(name="padding", scenario="padding"),
+        GraphCheck(name="padding/one_size", scenario="padding", sizes=(4,)),
+        *(GraphCheck(name=f"size={size}", scenario="size", size=size) for size in (sizes if quick else range(1, 9))),
+        GraphCheck(name="mixed", scenario="mixed"),
+        GraphCheck(name="in_turn", scenario="in_turn"),
+        GraphCheck(name="mixed/odd_sizes", scenario="mixed", sizes=(3, 5, 8), seed=1),
     ]

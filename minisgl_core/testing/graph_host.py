@@ -14,10 +14,10 @@ import torch
 
 from minisgl_core.plugin_api import Phase, SamplingMode, StepOutput
 
-from .trial import Draw
+from .check_run import Draw
 
 if TYPE_CHECKING:
-    from .rig import Rig
+    from .device_fixture import DeviceFixture
 
 __all__ = ["ToyBatch", "ToyHost"]
 
@@ -47,8 +47,8 @@ class ToyBatch:
 class ToyHost:
     """Implements ``plugin_api.GraphHost``; two of one seed are equal."""
 
-    def __init__(self, rig: Rig, seed: int) -> None:
-        draw, self.device = Draw(rig, seed), rig.device
+    def __init__(self, fixture: DeviceFixture, seed: int) -> None:
+        draw, self.device = Draw(fixture, seed), fixture.device
         self._embedding, self._out = draw.normal(VOCAB, HIDDEN), draw.normal(VOCAB, HIDDEN)
         self.rows = torch.full((MAX_ROWS,), MAX_ROWS, dtype=torch.int64, device=self.device)
         self.lengths = torch.zeros(MAX_ROWS + 1, dtype=torch.int64, device=self.device)

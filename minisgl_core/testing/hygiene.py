@@ -75,7 +75,7 @@ SETTINGS: Final[Sequence[_Setting]] = (
 
 @contextmanager
 def same_process() -> Iterator[None]:
-    """What the block changes of :data:`SETTINGS` is put back, so that the next case starts as this one did, and raises
+    """What the block changes of :data:`SETTINGS` is put back, so that the next check starts as this one did, and raises
     :class:`Mismatch` with the names; a complaint of the block itself is kept in it, as it may follow from the change.
     """
     grad_mode = torch.is_grad_enabled()

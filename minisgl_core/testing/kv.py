@@ -1,4 +1,4 @@
-"""Cases of the role ``kv``."""
+"""Checks of the role ``kv``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 from minisgl_core.plugin_api import Caps, KVSetup
 from minisgl_core.registry.query import Need
 
-from .attention_cases import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
-from .case import Finding, collect
+from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
+from .backend_under_test import names_of
+from .check import Result, collect
+from .check_run import CallCheck, CheckRun, Draw, Tensors
 from .compare import expect, same
-from .rig import dtype_named
-from .subject import names_of
-from .trial import Draw, Tensors, Trial, TrialCase
+from .device_fixture import dtype_named
 from .values import inside, outside, usual
 
 if TYPE_CHECKING:
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["KVCase", "kv_cases"]
+__all__ = ["KVCheck", "kv_checks"]
 
 POOL_ELEMENTS = 70_000
 """Of one cache, at least: more than 16 bits can count."""
@@ -33,12 +33,12 @@ LARGE_BYTES = 20 * 2**30
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class KVCase(TrialCase):
+class KVCheck(CallCheck):
     """``store``: rows of k and v (views of wider rows) into a pool; ``index``: rows of a part of a vocabulary table;
     ``match_len``: common prefixes on the host; ``large``: a store beyond 2**31 elements.
     """
 
-    check: Literal["store", "index", "match_len", "large"] = "store"
+    scenario: Literal["store", "index", "match_len", "large"] = "store"
     kv_dtype: str = ""
     """Empty = dtype"""
     page_size: int = 16
@@ -51,9 +51,9 @@ class KVCase(TrialCase):
     def siblings(self) -> tuple[Self, ...]:
         return (*super().siblings(), replace(self, kv_heads=self.kv_heads + 1))
 
-    def need(self, rig: Rig) -> Need:
+    def need(self, fixture: DeviceFixture) -> Need:
         return Need(
-            device=rig.facts,
+            device=fixture.facts,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype or self.dtype,
             head_dim=self.head_dim,
@@ -62,42 +62,48 @@ class KVCase(TrialCase):
             capture=self.how == "replay",
         )
 
-    def build(self, subject: Subject, rig: Rig, box: Caps | None) -> Any:
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
         kv_dtype = dtype_named(self.kv_dtype or self.dtype)
         setup = KVSetup(
-            rig.device, dtype_named(self.dtype), kv_dtype, self.page_size, self.kv_heads, self.head_dim, rig.platform
+            fixture.device,
+            dtype_named(self.dtype),
+            kv_dtype,
+            self.page_size,
+            self.kv_heads,
+            self.head_dim,
+            fixture.platform,
         )
-        return subject.build(setup, box)
+        return under_test.build(setup, box)
 
-    def trial(self, backend: Any, rig: Rig) -> Trial:
-        return _Store(self, backend, rig) if self.check == "store" else _Index(self, backend)
+    def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
+        return _Store(self, backend, fixture) if self.scenario == "store" else _Index(self, backend)
 
-    def run(self, subject: Subject, rig: Rig) -> Finding:
-        if self.check in ("store", "index"):
-            return super().run(subject, rig)
-        if self.check == "large" and (rig.device.type == "cpu" or rig.platform.free_bytes() < LARGE_BYTES):
+    def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
+        if self.scenario in ("store", "index"):
+            return super().run(under_test, fixture)
+        if self.scenario == "large" and (fixture.device.type == "cpu" or fixture.platform.free_bytes() < LARGE_BYTES):
             raise SkipTest(f"needs a GPU with {LARGE_BYTES >> 30} GiB free")
-        backend = self.build(subject, rig, None)
-        if self.check == "match_len":
+        backend = self.build(under_test, fixture, None)
+        if self.scenario == "match_len":
             _check_match_len(backend)
         else:
-            _check_large(self, backend, rig)
+            _check_large(self, backend, fixture)
         backend.close()
-        return Finding()
+        return Result()
 
 
-class _Store(Trial):
+class _Store(CheckRun):
     """Into the middle layer of a pool of three; the last tokens are padding that shares a slot of the dummy page."""
 
     is_new = False
 
-    def __init__(self, case: KVCase, backend: Any, rig: Rig) -> None:
-        self._c, self._backend = case, backend
-        slots = max(POOL_ELEMENTS // (case.kv_heads * case.head_dim), 2 * case.tokens)
-        self.pages = slots // case.page_size + 2
-        shape = (2, 3, self.pages + 1, case.page_size, case.kv_heads, case.head_dim)
-        kv_dtype = dtype_named(case.kv_dtype or case.dtype)
-        self._before = Draw(rig, case.seed + 1).normal(*shape).to(kv_dtype)
+    def __init__(self, check: KVCheck, backend: Any, fixture: DeviceFixture) -> None:
+        self._c, self._backend = check, backend
+        slots = max(POOL_ELEMENTS // (check.kv_heads * check.head_dim), 2 * check.tokens)
+        self.pages = slots // check.page_size + 2
+        shape = (2, 3, self.pages + 1, check.page_size, check.kv_heads, check.head_dim)
+        kv_dtype = dtype_named(check.kv_dtype or check.dtype)
+        self._before = Draw(fixture, check.seed + 1).normal(*shape).to(kv_dtype)
         self._pool = self._before.clone()
 
     def draw(self, draw: Draw) -> Tensors:
@@ -137,13 +143,13 @@ class _Store(Trial):
         return 0.0
 
 
-class _Index(Trial):
+class _Index(CheckRun):
     """A table part whose neighbours are NaN and whose own ends hold infinities: multiplying by zero would show."""
 
     ROWS = 50
 
-    def __init__(self, case: KVCase, backend: Any) -> None:
-        self._c, self._backend = case, backend
+    def __init__(self, check: KVCheck, backend: Any) -> None:
+        self._c, self._backend = check, backend
 
     def draw(self, draw: Draw) -> Tensors:
         table = draw.normal(self.ROWS + 3, self._c.head_dim, dtype=dtype_named(self._c.dtype))
@@ -180,30 +186,30 @@ def _check_match_len(backend: Any) -> None:
         expect(got == place, f"match_len of arrays that differ first at {place} is {got}")
 
 
-def _check_large(case: KVCase, backend: Any, rig: Rig) -> None:
+def _check_large(check: KVCheck, backend: Any, fixture: DeviceFixture) -> None:
     """Slots beyond 2**31 elements: an offset kept in 32 bits would land elsewhere."""
-    dtype, draw = dtype_named(case.kv_dtype or case.dtype), Draw(rig, case.seed)
-    row = case.kv_heads * case.head_dim
-    pages = (2**31 + 2**24) // (row * case.page_size) + 1
-    shape = (pages + 1, case.page_size, case.kv_heads, case.head_dim)
-    caches = [torch.zeros(shape, dtype=dtype, device=rig.device) for _ in range(2)]
-    slots = torch.tensor([0, 1, 2**30 // row, 2**31 // row, 2**31 // row + 5, pages * case.page_size - 1])
-    k, v = (draw.normal(len(slots), case.kv_heads, case.head_dim, dtype=dtype_named(case.dtype)) for _ in range(2))
-    backend.store(*caches, k, v, slots.to(rig.device, torch.int32))
+    dtype, draw = dtype_named(check.kv_dtype or check.dtype), Draw(fixture, check.seed)
+    row = check.kv_heads * check.head_dim
+    pages = (2**31 + 2**24) // (row * check.page_size) + 1
+    shape = (pages + 1, check.page_size, check.kv_heads, check.head_dim)
+    caches = [torch.zeros(shape, dtype=dtype, device=fixture.device) for _ in range(2)]
+    slots = torch.tensor([0, 1, 2**30 // row, 2**31 // row, 2**31 // row + 5, pages * check.page_size - 1])
+    k, v = (draw.normal(len(slots), check.kv_heads, check.head_dim, dtype=dtype_named(check.dtype)) for _ in range(2))
+    backend.store(*caches, k, v, slots.to(fixture.device, torch.int32))
     for cache, rows in zip(caches, (k, v), strict=True):
-        same(cache.flatten(0, 1)[slots.to(rig.device)], rows.to(dtype), "rows at slots beyond 2**31 elements")
+        same(cache.flatten(0, 1)[slots.to(fixture.device)], rows.to(dtype), "rows at slots beyond 2**31 elements")
         written = sum(int(part.count_nonzero()) for part in cache.split(max(1, pages // 16)))
         expect(written == int(rows.to(dtype).count_nonzero()), f"{written} elements of a large pool were written")
 
 
-def kv_cases(subject: Subject, rig: Rig, quick: bool) -> list[KVCase]:
+def kv_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[KVCheck]:
     """Every claim at its ends, and what lies just beyond."""
-    return collect(subject, rig, lambda box: _of_box(box, quick), lambda box: _beyond(box, quick))
+    return collect(under_test, fixture, lambda box: _of_box(box, quick), lambda box: _beyond(box, quick))
 
 
-def _base(box: Caps, dtype: str) -> KVCase:
+def _base(box: Caps, dtype: str) -> KVCheck:
     kv_dtypes = names_of(box.kv_dtypes, DTYPES)
-    return KVCase(
+    return KVCheck(
         name=dtype,
         dtype=dtype,
         kv_dtype="" if dtype in kv_dtypes or not kv_dtypes else kv_dtypes[0],
@@ -212,41 +218,41 @@ def _base(box: Caps, dtype: str) -> KVCase:
     )
 
 
-def _of_box(box: Caps, quick: bool) -> Iterator[KVCase]:
+def _of_box(box: Caps, quick: bool) -> Iterator[KVCheck]:
     dtypes = names_of(box.dtypes, DTYPES)
     for dtype in dtypes:
         base = _base(box, dtype)
 
-        def case(what: str, base: KVCase = base, **changes: Any) -> KVCase:
+        def check(what: str, base: KVCheck = base, **changes: Any) -> KVCheck:
             return replace(base, name=f"{base.dtype}/{what}", **changes)
 
-        yield case("store")
-        yield case("index", check="index", tokens=23, start=100)
-        yield case("index,first", check="index", tokens=23)
+        yield check("store")
+        yield check("index", scenario="index", tokens=23, start=100)
+        yield check("index,first", scenario="index", tokens=23)
         if quick and dtype != dtypes[0]:
             continue
         for tokens in (1, 2, 130, 1025):
-            yield case(f"store,tokens={tokens}", tokens=tokens)
-            yield case(f"index,tokens={tokens}", check="index", tokens=tokens, start=7)
+            yield check(f"store,tokens={tokens}", tokens=tokens)
+            yield check(f"index,tokens={tokens}", scenario="index", tokens=tokens, start=7)
         for dim in inside(box.head_dims, ANY_HEAD_DIMS[quick], quick):
-            yield case(f"store,head_dim={dim}", head_dim=dim, kv_heads=3)
+            yield check(f"store,head_dim={dim}", head_dim=dim, kv_heads=3)
         for page in inside(box.page_sizes, ANY_PAGES[quick], quick):
-            yield case(f"store,page_size={page}", page_size=page)
+            yield check(f"store,page_size={page}", page_size=page)
         for kv_dtype in names_of(box.kv_dtypes, DTYPES):
-            yield case(f"store,kv_dtype={kv_dtype}", kv_dtype=kv_dtype)
-        yield case("index,width=577", check="index", head_dim=usual(box.head_dims, 577, (577,)) or 64, start=3)
-        yield case("store,rewritten", how="rewritten")
-        yield case("index,rewritten", how="rewritten", check="index", tokens=23, start=100)
-        yield case("store,in_turn", how="in_turn")
-        yield case("growth", how="growth")
-        yield case("match_len", check="match_len")
-        yield case("large", check="large", kv_heads=8)
+            yield check(f"store,kv_dtype={kv_dtype}", kv_dtype=kv_dtype)
+        yield check("index,width=577", scenario="index", head_dim=usual(box.head_dims, 577, (577,)) or 64, start=3)
+        yield check("store,rewritten", how="rewritten")
+        yield check("index,rewritten", how="rewritten", scenario="index", tokens=23, start=100)
+        yield check("store,in_turn", how="in_turn")
+        yield check("growth", how="growth")
+        yield check("match_len", scenario="match_len")
+        yield check("large", scenario="large", kv_heads=8)
         if box.graph != "never":
-            yield case("store,replay", how="replay")
-            yield case("index,replay", how="replay", check="index", start=100)
+            yield check("store,replay", how="replay")
+            yield check("index,replay", how="replay", scenario="index", start=100)
 
 
-def _beyond(box: Caps, quick: bool) -> Iterator[KVCase]:
+def _beyond(box: Caps, quick: bool) -> Iterator[KVCheck]:
     dtypes = names_of(box.dtypes, DTYPES)
     base = replace(_base(box, (dtypes or DTYPES)[0]), outside=True)
     for dim in outside(box.head_dims, HEAD_DIMS, quick):

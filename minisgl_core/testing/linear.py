@@ -1,4 +1,4 @@
-"""Cases of the role ``linear``: y (M, N) = x (M, K) @ weight (N, K).T + bias (N,)."""
+"""Checks of the role ``linear``: y (M, N) = x (M, K) @ weight (N, K).T + bias (N,)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from minisgl_core.plugin_api import AddNorm, Caps, LinearSetup
 from minisgl_core.registry.query import Need
 
+from .check_run import CallCheck, CheckRun, Draw, Tensors, spread
 from .compare import close, expect, same
+from .device_fixture import dtype_named
 from .ops_reference import rms_norm, silu_mul
-from .rig import dtype_named
-from .trial import Draw, Tensors, Trial, TrialCase, spread
 
 if TYPE_CHECKING:
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["FusedLinearCase", "LinearCase"]
+__all__ = ["FusedLinearCheck", "LinearCheck"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LinearCase(TrialCase):
+class LinearCheck(CallCheck):
     """One product; ``strided``: x is a view of wider rows."""
 
     m: int = 17
@@ -33,21 +33,21 @@ class LinearCase(TrialCase):
     bias: bool = False
     strided: bool = False
 
-    def need(self, rig: Rig) -> Need:
-        return Need(device=rig.facts, dtype=self.dtype, capture=self.how == "replay", format="plain")
+    def need(self, fixture: DeviceFixture) -> Need:
+        return Need(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay", format="plain")
 
-    def build(self, subject: Subject, rig: Rig, box: Caps | None) -> Any:
-        return subject.build(LinearSetup(rig.device, dtype_named(self.dtype), self.m, rig.platform), box)
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
+        return under_test.build(LinearSetup(fixture.device, dtype_named(self.dtype), self.m, fixture.platform), box)
 
-    def trial(self, backend: Any, rig: Rig) -> Trial:
-        return _Product(self, backend, rig)
+    def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
+        return _Product(self, backend, fixture)
 
 
-class _Product(Trial):
-    def __init__(self, case: LinearCase, backend: Any, rig: Rig) -> None:
-        self._c, self._backend = case, backend
-        draw = Draw(rig, case.seed + 1)
-        self._weight = draw.normal(case.n, case.k, dtype=dtype_named(case.dtype), scale=case.k**-0.5)
+class _Product(CheckRun):
+    def __init__(self, check: LinearCheck, backend: Any, fixture: DeviceFixture) -> None:
+        self._c, self._backend = check, backend
+        draw = Draw(fixture, check.seed + 1)
+        self._weight = draw.normal(check.n, check.k, dtype=dtype_named(check.dtype), scale=check.k**-0.5)
         self._prepared = backend.prepare_weights(self._weight.clone())
         same(backend.weight_of(self._prepared), self._weight, "weight_of")
 
@@ -69,23 +69,23 @@ class _Product(Trial):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class FusedLinearCase(LinearCase):
+class FusedLinearCheck(LinearCheck):
     """A product that takes in an add and norm before it (``norm``), silu-and-mul behind it (``act``), or both."""
 
     norm: bool = False
     act: bool = False
     eps: float = 1e-6
 
-    def trial(self, backend: Any, rig: Rig) -> Trial:
-        return _Fused(self, backend, rig)
+    def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
+        return _Fused(self, backend, fixture)
 
 
 class _Fused(_Product):
-    _c: FusedLinearCase
+    _c: FusedLinearCheck
 
-    def __init__(self, case: FusedLinearCase, backend: Any, rig: Rig) -> None:
-        super().__init__(case, backend, rig)
-        rows = backend.fused_rows(self._prepared, case.norm, case.act)
+    def __init__(self, check: FusedLinearCheck, backend: Any, fixture: DeviceFixture) -> None:
+        super().__init__(check, backend, fixture)
+        rows = backend.fused_rows(self._prepared, check.norm, check.act)
         expect(isinstance(rows, int) and rows >= 0, f"fused_rows is {rows!r}, not a number of rows")
 
     def draw(self, draw: Draw) -> Tensors:

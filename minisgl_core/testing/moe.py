@@ -1,4 +1,4 @@
-"""Cases of the role ``moe``. Shapes: T tokens, k experts per token, E experts, I expert width, N hidden width."""
+"""Checks of the role ``moe``. Shapes: T tokens, k experts per token, E experts, I expert width, N hidden width."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from minisgl_core.plugin_api import Caps, MoESetup
 from minisgl_core.registry.query import Need
 
-from .attention_cases import DTYPES
-from .case import collect
+from .attention_checks import DTYPES
+from .backend_under_test import names_of
+from .check import collect
+from .check_run import CallCheck, CheckRun, Draw, Tensors
 from .compare import close, expect
+from .device_fixture import dtype_named
 from .reference import experts
-from .rig import dtype_named
-from .subject import names_of
-from .trial import Draw, Tensors, Trial, TrialCase
 
 if TYPE_CHECKING:
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["TOLERANCE", "MoECase", "moe_cases"]
+__all__ = ["TOLERANCE", "MoECheck", "moe_checks"]
 
 TOLERANCE: Final = {"float32": 1e-4, "float16": 6e-3, "bfloat16": 4e-2}
 """Of a value's usual size: the activation and each expert's result are rounded, and the results may cancel."""
@@ -32,7 +32,7 @@ Routing = Literal["random", "one_expert", "few_experts", "padding", "all_padding
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MoECase(TrialCase):
+class MoECheck(CallCheck):
     """One call of the experts of the second of two layers; with ``both_layers`` one of each, the first before it.
 
     ``routing``: with ``one_expert`` and ``few_experts`` the others get no token; with ``padding`` some ids are -1, all
@@ -54,12 +54,12 @@ class MoECase(TrialCase):
         smaller = replace(self, experts=self.experts - 1, hidden=self.hidden // 2, width=self.width // 2)
         return (*super().siblings(), smaller)
 
-    def need(self, rig: Rig) -> Need:
-        return Need(device=rig.facts, dtype=self.dtype, capture=self.how == "replay")
+    def need(self, fixture: DeviceFixture) -> Need:
+        return Need(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay")
 
-    def build(self, subject: Subject, rig: Rig, box: Caps | None) -> Any:
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
         setup = MoESetup(
-            device=rig.device,
+            device=fixture.device,
             dtype=dtype_named(self.dtype),
             num_experts=self.experts,
             top_k=self.top_k,
@@ -67,26 +67,26 @@ class MoECase(TrialCase):
             intermediate_size=self.width,
             num_layers=2,
             max_tokens=self.tokens,
-            platform=rig.platform,
+            platform=fixture.platform,
         )
-        return subject.build(setup, box)
+        return under_test.build(setup, box)
 
-    def trial(self, backend: Any, rig: Rig) -> Trial:
-        return _Experts(self, backend, rig)
+    def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
+        return _Experts(self, backend, fixture)
 
 
-class _Experts(Trial):
-    def __init__(self, case: MoECase, backend: Any, rig: Rig) -> None:
-        self._c, self._backend = case, backend
-        self._layers = (0, 1) if case.both_layers else (1,)
-        draw, dtype = Draw(rig, case.seed + 1), dtype_named(case.dtype)
+class _Experts(CheckRun):
+    def __init__(self, check: MoECheck, backend: Any, fixture: DeviceFixture) -> None:
+        self._c, self._backend = check, backend
+        self._layers = (0, 1) if check.both_layers else (1,)
+        draw, dtype = Draw(fixture, check.seed + 1), dtype_named(check.dtype)
         self._truth = []
         self._weights = []
         for layer in range(2):
-            w13 = draw.normal(case.experts, 2 * case.width, case.hidden, dtype=dtype, scale=case.hidden**-0.5)
-            w13[:, : case.width] *= case.gate
-            w13[:, case.width :] *= case.up
-            w2 = draw.normal(case.experts, case.hidden, case.width, dtype=dtype, scale=case.width**-0.5)
+            w13 = draw.normal(check.experts, 2 * check.width, check.hidden, dtype=dtype, scale=check.hidden**-0.5)
+            w13[:, : check.width] *= check.gate
+            w13[:, check.width :] *= check.up
+            w2 = draw.normal(check.experts, check.hidden, check.width, dtype=dtype, scale=check.width**-0.5)
             self._truth.append((w13, w2))
             self._weights.append(backend.prepare_weights(layer, w13.clone(), w2.clone()))
 
@@ -138,51 +138,51 @@ def _of_layer(inputs: Tensors, layer: int) -> tuple[torch.Tensor, torch.Tensor, 
     return inputs[f"x{layer}"], inputs[f"topk_ids{layer}"], inputs[f"topk_weights{layer}"]
 
 
-def moe_cases(subject: Subject, rig: Rig, quick: bool) -> list[MoECase]:
+def moe_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[MoECheck]:
     """Every claim at its ends, and what lies just beyond."""
-    return collect(subject, rig, lambda box: _of_box(box, quick), _beyond)
+    return collect(under_test, fixture, lambda box: _of_box(box, quick), _beyond)
 
 
-def _of_box(box: Caps, quick: bool) -> Iterator[MoECase]:
+def _of_box(box: Caps, quick: bool) -> Iterator[MoECheck]:
     dtypes = names_of(box.dtypes, DTYPES)
     for dtype in dtypes:
-        base = MoECase(name=dtype, dtype=dtype)
+        base = MoECheck(name=dtype, dtype=dtype)
 
-        def case(what: str, base: MoECase = base, **changes: Any) -> MoECase:
+        def check(what: str, base: MoECheck = base, **changes: Any) -> MoECheck:
             return replace(base, name=f"{base.dtype}/{what}", **changes)
 
-        yield case("forward")
-        yield case("padding", routing="padding")
+        yield check("forward")
+        yield check("padding", routing="padding")
         if quick and dtype != dtypes[0]:
             continue
         for tokens in (1, 2, 130) if quick else (1, 2, 3, 16, 64, 130, 1025):
-            yield case(f"tokens={tokens}", tokens=tokens)
-        yield case("one_expert", routing="one_expert", top_k=1)
-        yield case("one_expert,tokens=130", routing="one_expert", top_k=1, tokens=130)
-        yield case("few_experts", routing="few_experts")
-        yield case("all_padding", routing="all_padding")
-        yield case("experts=60,top_k=4", experts=60, top_k=4)
-        yield case("experts=1", experts=1, top_k=1)
-        yield case("top_k=experts", experts=4, top_k=4)
-        yield case("experts=128,top_k=8", experts=128, top_k=8, hidden=64, width=48)
-        yield case("width=48", width=48, hidden=64)
-        yield case("large_gates", gate=25.0, up=25.0)
-        yield case("tiny_gates", gate=0.01, up=100.0)
-        yield case("layers", both_layers=True)
-        yield case("rewritten", how="rewritten")
-        yield case("in_turn", how="in_turn")
+            yield check(f"tokens={tokens}", tokens=tokens)
+        yield check("one_expert", routing="one_expert", top_k=1)
+        yield check("one_expert,tokens=130", routing="one_expert", top_k=1, tokens=130)
+        yield check("few_experts", routing="few_experts")
+        yield check("all_padding", routing="all_padding")
+        yield check("experts=60,top_k=4", experts=60, top_k=4)
+        yield check("experts=1", experts=1, top_k=1)
+        yield check("top_k=experts", experts=4, top_k=4)
+        yield check("experts=128,top_k=8", experts=128, top_k=8, hidden=64, width=48)
+        yield check("width=48", width=48, hidden=64)
+        yield check("large_gates", gate=25.0, up=25.0)
+        yield check("tiny_gates", gate=0.01, up=100.0)
+        yield check("layers", both_layers=True)
+        yield check("rewritten", how="rewritten")
+        yield check("in_turn", how="in_turn")
         if not quick:
-            yield case("qwen3-30b-a3b,tp=4", experts=128, top_k=8, hidden=2048, width=192, tokens=33)
-        yield case("growth", how="growth")
+            yield check("qwen3-30b-a3b,tp=4", experts=128, top_k=8, hidden=2048, width=192, tokens=33)
+        yield check("growth", how="growth")
         if box.graph != "never":
-            yield case("replay", how="replay")
-            yield case("replay,padding", how="replay", routing="padding")
-            yield case("replay,layers", how="replay", both_layers=True)
+            yield check("replay", how="replay")
+            yield check("replay,padding", how="replay", routing="padding")
+            yield check("replay,layers", how="replay", both_layers=True)
 
 
-def _beyond(box: Caps) -> Iterator[MoECase]:
+def _beyond(box: Caps) -> Iterator[MoECheck]:
     dtypes = names_of(box.dtypes, DTYPES)
-    base = MoECase(name="outside", outside=True, dtype=(dtypes or DTYPES)[0])
+    base = MoECheck(name="outside", outside=True, dtype=(dtypes or DTYPES)[0])
     for dtype in DTYPES:
         if dtype not in dtypes:
             yield replace(base, name=f"outside/dtype={dtype}", dtype=dtype)

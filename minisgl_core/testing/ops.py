@@ -1,4 +1,4 @@
-"""Cases of the role ``ops``, one operation each. Shapes as in ``plugin_api.ops``."""
+"""Checks of the role ``ops``, one operation each. Shapes as in ``plugin_api.ops``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from minisgl_core.plugin_api import Caps, OpsSetup
 from minisgl_core.registry.query import Need
 
 from . import ops_reference as reference
+from .check_run import CallCheck, CheckRun, Draw, Tensors
 from .compare import TOLERANCE, close, expect, same
-from .rig import dtype_named
-from .trial import Draw, Tensors, Trial, TrialCase
+from .device_fixture import dtype_named
 
 if TYPE_CHECKING:
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["OpsCase"]
+__all__ = ["OpsCheck"]
 
 NORM_TOLERANCE: Final = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
 """Two roundings of the model's dtype, and a little."""
@@ -28,8 +28,8 @@ MAX_POSITION: Final = 5000
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class OpsCase(TrialCase):
-    """One call of operation ``op`` (``sample`` has a case of its own). Fields that it does not know are ignored."""
+class OpsCheck(CallCheck):
+    """One call of operation ``op`` (``sample`` has a check of its own). Fields that it does not know are ignored."""
 
     op: str = "rms_norm"
     tokens: int = 17
@@ -52,10 +52,10 @@ class OpsCase(TrialCase):
         fewer = replace(self, tokens=self.tokens - 1, q_heads=self.q_heads + 2, kv_heads=self.kv_heads + 1)
         return (*super().siblings(), fewer)
 
-    def need(self, rig: Rig) -> Need:
+    def need(self, fixture: DeviceFixture) -> Need:
         storing = self.op == "qk_norm_rope_store"
         return Need(
-            device=rig.facts,
+            device=fixture.facts,
             dtype=self.dtype,
             kv_dtype=(self.kv_dtype or self.dtype) if storing else None,
             head_dim=self.head_dim if storing else None,
@@ -65,9 +65,9 @@ class OpsCase(TrialCase):
             op=self.op,
         )
 
-    def build(self, subject: Subject, rig: Rig, box: Caps | None) -> Any:
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
         setup = OpsSetup(
-            device=rig.device,
+            device=fixture.device,
             dtype=dtype_named(self.dtype),
             q_heads=self.q_heads,
             kv_heads=self.kv_heads,
@@ -78,11 +78,11 @@ class OpsCase(TrialCase):
             max_batch=self.tokens,
             kv=_PlainKV(),
             comm=_OneRank(),
-            platform=rig.platform,
+            platform=fixture.platform,
         )
-        return subject.build(setup, box)
+        return under_test.build(setup, box)
 
-    def trial(self, backend: Any, rig: Rig) -> Trial:
+    def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
         makers: dict[str, Any] = {
             "rms_norm": _Norm,
             "add_rms_norm": _AddNorm,
@@ -91,8 +91,8 @@ class OpsCase(TrialCase):
             "act_and_mul": _ActAndMul,
             "route": _Route,
         }
-        trial: Trial = makers[self.op](self, backend, rig)
-        return trial
+        check_run: CheckRun = makers[self.op](self, backend, fixture)
+        return check_run
 
 
 class _PlainKV:
@@ -134,17 +134,17 @@ class _OneRank:
         """Holds nothing."""
 
 
-class _OpTrial(Trial):
-    def __init__(self, case: OpsCase, backend: Any, rig: Rig) -> None:
-        self.c, self.backend, self.rig = case, backend, rig
-        self.dtype = dtype_named(case.dtype)
+class _OpRun(CheckRun):
+    def __init__(self, check: OpsCheck, backend: Any, fixture: DeviceFixture) -> None:
+        self.c, self.backend, self.fixture = check, backend, fixture
+        self.dtype = dtype_named(check.dtype)
 
     def norm_weight(self, draw: Draw, width: int) -> torch.Tensor:
         """Around one, so that the result keeps x's scale."""
         return (draw.normal(width).abs() * 0.5 + 0.5).to(self.dtype)
 
 
-class _Norm(_OpTrial):
+class _Norm(_OpRun):
     def draw(self, draw: Draw) -> Tensors:
         x = draw.normal(self.c.tokens, self.c.width, dtype=self.dtype, scale=self.c.x_scale)
         return {"x": x, "weight": self.norm_weight(draw, self.c.width)}
@@ -158,7 +158,7 @@ class _Norm(_OpTrial):
         return close(outputs[0], want, self.c.op, scale=0.05, tolerance=NORM_TOLERANCE[self.c.dtype])
 
 
-class _AddNorm(_OpTrial):
+class _AddNorm(_OpRun):
     is_new = False
     may_overwrite = frozenset({"x", "residual"})
 
@@ -180,7 +180,7 @@ class _AddNorm(_OpTrial):
         return max(worst, close(outputs[0], want, "the normalised sum", scale=0.05, tolerance=limit))
 
 
-class _ActAndMul(_OpTrial):
+class _ActAndMul(_OpRun):
     def draw(self, draw: Draw) -> Tensors:
         x = draw.normal(self.c.tokens, 2 * self.c.width, dtype=self.dtype, scale=3.0)
         x[0, :2] = torch.tensor([-90.0, 90.0]).to(x)  # where exp would overflow
@@ -194,18 +194,18 @@ class _ActAndMul(_OpTrial):
         return close(outputs[0], want, "silu(gate) * up", scale=0.2)
 
 
-class _RopeStore(_OpTrial):
+class _RopeStore(_OpRun):
     """The pool's other slots and layers must stay; the last tokens are padding on one slot of the dummy page."""
 
     is_new = False
     may_overwrite = frozenset({"qkv"})
     PADDING: ClassVar[int] = 2
 
-    def __init__(self, case: OpsCase, backend: Any, rig: Rig) -> None:
-        super().__init__(case, backend, rig)
-        self.pages = (2 * case.tokens) // case.page_size + 3
-        shape = (2, 2, self.pages + 1, case.page_size, case.kv_heads, case.head_dim)
-        self._before = Draw(rig, case.seed + 1).normal(*shape).to(dtype_named(case.kv_dtype or case.dtype))
+    def __init__(self, check: OpsCheck, backend: Any, fixture: DeviceFixture) -> None:
+        super().__init__(check, backend, fixture)
+        self.pages = (2 * check.tokens) // check.page_size + 3
+        shape = (2, 2, self.pages + 1, check.page_size, check.kv_heads, check.head_dim)
+        self._before = Draw(fixture, check.seed + 1).normal(*shape).to(dtype_named(check.kv_dtype or check.dtype))
         self._pool = self._before.clone()
 
     @property
@@ -274,7 +274,7 @@ class _RopeStore(_OpTrial):
         return worst
 
 
-class _Route(_OpTrial):
+class _Route(_OpRun):
     def draw(self, draw: Draw) -> Tensors:
         c = self.c
         # Eighths are exact in every dtype and differ: no ties.

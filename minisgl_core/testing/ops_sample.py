@@ -14,15 +14,15 @@ import torch
 from minisgl_core.plugin_api import SampleArgs, SamplingMode
 
 from . import ops_reference as reference
+from .check_run import CheckRun, Draw, Tensors
 from .compare import Mismatch, expect
-from .ops import OpsCase
-from .rig import dtype_named
-from .trial import Draw, Tensors, Trial
+from .device_fixture import dtype_named
+from .ops import OpsCheck
 
 if TYPE_CHECKING:
-    from .rig import Rig
+    from .device_fixture import DeviceFixture
 
-__all__ = ["SampleCase"]
+__all__ = ["SampleCheck"]
 
 NEAR: Final = 2e-3
 """Scores that differ by less are a tie to float32 arithmetic."""
@@ -51,26 +51,26 @@ COLUMNS: Final = ("temperature", "top_p", "min_p", "top_k", "seed_lo", "seed_hi"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SampleCase(OpsCase):
+class SampleCheck(OpsCheck):
     """``rows``: rows of every kind beside each other, ``x_scale`` being the spread of the logits. ``frequencies``: how
     often each of four tokens is drawn. ``per_row_seed``: the noise must be the core's, token for token.
     """
 
     op: str = "sample"
-    check: Literal["rows", "frequencies"] = "rows"
+    scenario: Literal["rows", "frequencies"] = "rows"
     mode: SamplingMode = "greedy"
     per_row_seed: bool = True
 
-    def trial(self, backend: Any, rig: Rig) -> Trial:
-        return _Rows(self, backend) if self.check == "rows" else _Frequencies(self, backend)
+    def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
+        return _Rows(self, backend) if self.scenario == "rows" else _Frequencies(self, backend)
 
 
-class _Rows(Trial):
+class _Rows(CheckRun):
     """Parameters are strided columns, as in the engine's table. The last row's logits hold NaN."""
 
-    def __init__(self, case: SampleCase, backend: Any) -> None:
-        self._c, self._backend = case, backend
-        self._plans = {"greedy": PLANS[:1], "random": UNFILTERED, "filtered": PLANS}[case.mode]
+    def __init__(self, check: SampleCheck, backend: Any) -> None:
+        self._c, self._backend = check, backend
+        self._plans = {"greedy": PLANS[:1], "random": UNFILTERED, "filtered": PLANS}[check.mode]
 
     def draw(self, draw: Draw) -> Tensors:
         c = self._c
@@ -122,15 +122,15 @@ class _Rows(Trial):
         expect(token in wanted or near, f"row {row} gives {token}, expected {wanted[0]}; {parameters}")
 
 
-class _Frequencies(Trial):
+class _Frequencies(CheckRun):
     """Many rows of the same four logits, each with a seed of its own, against the softmax by chi-squared."""
 
     LOGITS: Final = (1.0, 0.0, -1.0, 2.0)
     LIMIT: Final = 21.11
     """Chi-squared with 3 degrees of freedom exceeds it once in 10,000 times."""
 
-    def __init__(self, case: SampleCase, backend: Any) -> None:
-        self._c, self._backend = case, backend
+    def __init__(self, check: SampleCheck, backend: Any) -> None:
+        self._c, self._backend = check, backend
 
     def draw(self, draw: Draw) -> Tensors:
         c = self._c

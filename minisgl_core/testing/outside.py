@@ -1,4 +1,4 @@
-"""Cases outside the declared caps: resolving must refuse them, and a throw-away process tries what happens anyway."""
+"""Checks outside the declared caps: resolving must refuse them, and a throw-away process tries what happens anyway."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from minisgl_core.registry.probe import ProbeCrash, ProbeProcess
 from .compare import Mismatch, expect
 
 if TYPE_CHECKING:
-    from .case import Case
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .check import Check
+    from .device_fixture import DeviceFixture
 
 __all__ = ["Outsider", "check_refused", "run_here"]
 
 
-def check_refused(subject: Subject, case: Case, rig: Rig) -> None:
-    """Resolving refuses the case, with reasons that say what was wanted and what is supported."""
-    need = case.need(rig)
+def check_refused(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> None:
+    """Resolving refuses the check, with reasons that say what was wanted and what is supported."""
+    need = check.need(fixture)
     if need is None:
-        raise Mismatch("this case has nothing that resolving could ask about")
-    box, reasons = match(subject.spec, need)
+        raise Mismatch("this check has nothing that resolving could ask about")
+    box, reasons = match(under_test.spec, need)
     expect(box is None, "resolving accepts it although no box of the caps declares it")
     expect(bool(reasons), "resolving refuses it without a reason")
     for reason in reasons:
@@ -35,14 +35,14 @@ def check_refused(subject: Subject, case: Case, rig: Rig) -> None:
 
 
 class Outsider:
-    """Runs cases in a process that may crash or hang; a new one is started after it did."""
+    """Runs checks in a process that may crash or hang; a new one is started after it did."""
 
     def __init__(self, timeout_s: float) -> None:
         self._process = ProbeProcess(timeout_s)
 
-    def run(self, subject: Subject, case: Case, device: DeviceFacts) -> str:
+    def run(self, under_test: BackendUnderTest, check: Check, device: DeviceFacts) -> str:
         """What went wrong; empty if the backend was right where it does not claim to be."""
-        packed = base64.b64encode(pickle.dumps((subject, case, device))).decode()
+        packed = base64.b64encode(pickle.dumps((under_test, check, device))).decode()
         try:
             answer = self._process.ask({"probe": f"{__name__}:run_here", "with": {"packed": packed}})
         except ProbeCrash as crash:
@@ -56,8 +56,8 @@ class Outsider:
 
 
 def run_here(request: Mapping[str, Any]) -> None:
-    """The child's part: run one packed case; raises what it raises."""
-    from .rig import Rig
+    """The child's part: run one packed check; raises what it raises."""
+    from .device_fixture import DeviceFixture
 
-    subject, case, device = pickle.loads(base64.b64decode(request["packed"]))
-    case.conform(subject, Rig(device))
+    under_test, check, device = pickle.loads(base64.b64decode(request["packed"]))
+    check.conform(under_test, DeviceFixture(device))

@@ -17,21 +17,21 @@ from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import AnyValue, BackendSpec
 
 from .outside import Outsider
-from .run import Outcome, run_cases
+from .run import Outcome, run_checks
 from .speed import Speed, measure
-from .suite import cases_of
+from .suite import checks_of
 
 if TYPE_CHECKING:
-    from .case import Case
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .check import Check
+    from .device_fixture import DeviceFixture
 
 __all__ = ["Report", "verify"]
 
 OUTSIDE_TIMEOUT_S: Final = 300.0
-"""For one case in the throw-away process; the first may compile kernels."""
+"""For one check in the throw-away process; the first may compile kernels."""
 SOME_NAMES: Final = 6
-"""At most, from all over the suite, for whoever asked for a case that it lacks."""
+"""At most, from all over the suite, for whoever asked for a check that it lacks."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """No case failed, and some passed."""
+        """No check failed, and some passed."""
         counts = self.counts()
         return not counts["failed"] and bool(counts["passed"])
 
     def counts(self) -> Counter[str]:
-        """Cases by status."""
+        """Checks by status."""
         return Counter(outcome.status for outcome in self.outcomes)
 
     def of_status(self, status: str) -> list[Outcome]:
@@ -62,7 +62,7 @@ class Report:
         return [outcome for outcome in self.outcomes if outcome.status == status]
 
     def worst_errors(self) -> dict[str, tuple[float, str]]:
-        """By dtype: (the worst error, the case that has it)."""
+        """By dtype: (the worst error, the check that has it)."""
         worst: dict[str, tuple[float, str]] = {}
         for outcome in self.outcomes:
             for dtype, error in outcome.errors.items():
@@ -85,8 +85,8 @@ class Report:
             "versions": self.versions,
             "spec": _plain(asdict(self.spec)),
             "finite_tail": self.finite_tail,
-            "cases": {"run": len(self.outcomes), **{s: counts[s] for s in ("passed", "failed", "note", "skipped")}},
-            "worst_errors": {k: {"error": e, "case": name} for k, (e, name) in self.worst_errors().items()},
+            "checks": {"run": len(self.outcomes), **{s: counts[s] for s in ("passed", "failed", "note", "skipped")}},
+            "worst_errors": {k: {"error": e, "check": name} for k, (e, name) in self.worst_errors().items()},
             "speeds": [speed.to_json() for speed in self.speeds],
             "outcomes": [outcome.to_json() for outcome in self.outcomes],
             "seconds": round(self.seconds, 2),
@@ -94,32 +94,32 @@ class Report:
 
 
 def verify(
-    subject: Subject,
-    rig: Rig,
+    under_test: BackendUnderTest,
+    fixture: DeviceFixture,
     *,
     quick: bool = False,
     only: str = "",
     started: Callable[[int], None] | None = None,
     finished: Callable[[Outcome], None] | None = None,
 ) -> Report:
-    """Run every case of this backend's role and caps (those whose name holds ``only``), and time it.
+    """Run every check of this backend's role and caps (those whose name holds ``only``), and time it.
 
-    ``started`` hears how many cases there are, ``finished`` of each as it ends. Raises :class:`UsageError` if no case's
-    name holds ``only``.
+    ``started`` hears how many checks there are, ``finished`` of each as it ends. Raises :class:`UsageError` if no
+    check's name holds ``only``.
     """
     began = time.perf_counter()
-    cases = _cases(subject, rig, quick, only)
+    checks = _checks(under_test, fixture, quick, only)
     if started is not None:
-        started(len(cases))
-    outcomes = _run(subject, cases, rig, finished)
+        started(len(checks))
+    outcomes = _run(under_test, checks, fixture, finished)
     speeds: Sequence[Speed] = ()
     if not only and all(outcome.status != "failed" for outcome in outcomes):
-        speeds = measure(subject, rig, quick)
+        speeds = measure(under_test, fixture, quick)
     return Report(
-        backend=subject.label,
-        spec=subject.spec,
-        device={"kind": rig.facts.kind, "sm": rig.facts.sm, "name": rig.facts.name or platform.processor()},
-        versions=_versions(subject, rig),
+        backend=under_test.label,
+        spec=under_test.spec,
+        device={"kind": fixture.facts.kind, "sm": fixture.facts.sm, "name": fixture.facts.name or platform.processor()},
+        versions=_versions(under_test, fixture),
         outcomes=tuple(outcomes),
         speeds=tuple(speeds),
         quick=quick,
@@ -127,20 +127,23 @@ def verify(
     )
 
 
-def _cases(subject: Subject, rig: Rig, quick: bool, only: str) -> list[Case]:
-    every = cases_of(subject, rig, quick=quick)
-    cases = [case for case in every if only in case.name]
-    if only and not cases:
-        some = ", ".join(case.name for case in every[:: len(every) // SOME_NAMES + 1])
+def _checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool, only: str) -> list[Check]:
+    every = checks_of(under_test, fixture, quick=quick)
+    checks = [check for check in every if only in check.name]
+    if only and not checks:
+        some = ", ".join(check.name for check in every[:: len(every) // SOME_NAMES + 1])
         values = " (--quick has fewer)" if quick else ""
         raise UsageError(
-            f"no case's name holds {only!r}", field="--case", value=only, remedy=f"some of the names{values}: {some}"
+            f"no check's name holds {only!r}", field="--check", value=only, remedy=f"some of the names{values}: {some}"
         )
-    return cases
+    return checks
 
 
 def _run(
-    subject: Subject, cases: Sequence[Case], rig: Rig, finished: Callable[[Outcome], None] | None
+    under_test: BackendUnderTest,
+    checks: Sequence[Check],
+    fixture: DeviceFixture,
+    finished: Callable[[Outcome], None] | None,
 ) -> list[Outcome]:
     def heard(outcome: Outcome) -> bool:
         if finished is not None:
@@ -149,17 +152,17 @@ def _run(
 
     outsider = Outsider(OUTSIDE_TIMEOUT_S)
     try:
-        return run_cases(subject, cases, rig, outsider=outsider, finished=heard)
+        return run_checks(under_test, checks, fixture, outsider=outsider, finished=heard)
     finally:
         outsider.close()
 
 
-def _versions(subject: Subject, rig: Rig) -> dict[str, str]:
+def _versions(under_test: BackendUnderTest, fixture: DeviceFixture) -> dict[str, str]:
     versions = {"minisgl-core": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    if subject.installed:
-        versions[subject.distribution] = subject.version
-    if rig.facts.driver:
-        versions["driver"] = rig.facts.driver
+    if under_test.installed:
+        versions[under_test.distribution] = under_test.version
+    if fixture.facts.driver:
+        versions["driver"] = fixture.facts.driver
     for name in ("triton", "flashinfer-python", "flash-attn", "flash-attn-3", "apache-tvm-ffi"):
         try:
             versions[name] = importlib.metadata.version(name)

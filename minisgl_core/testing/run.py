@@ -1,4 +1,4 @@
-"""Running cases: one at a time, each to an :class:`Outcome`."""
+"""Running checks: one at a time, each to an :class:`Outcome`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from unittest import SkipTest
 
+from .backend_under_test import BackendUnderTest
 from .compare import Mismatch
+from .device_fixture import DeviceFixture
 from .outside import Outsider, check_refused
-from .rig import Rig
-from .subject import Subject
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import BackendSpec
 
-    from .case import Case, Finding
+    from .check import Check, Result
 
-__all__ = ["Outcome", "Status", "check", "run_case", "run_cases"]
+__all__ = ["Outcome", "Status", "assert_conforms", "run_check", "run_checks"]
 
 Status = Literal["passed", "failed", "note", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one case. ``detail``: why it failed or was skipped, or what the note says."""
+    """What became of one check. ``detail``: why it failed or was skipped, or what the note says."""
 
     name: str
     status: Status
@@ -46,48 +46,50 @@ class Outcome:
         }
 
 
-def check(backend: BackendSpec | str, case: Case, *, device: str = "auto") -> Finding:
-    """Run one case against one backend, here and now; raises what it finds.
+def assert_conforms(backend: BackendSpec | str, check: Check, *, device: str = "auto") -> Result:
+    """Run one check against one backend, here and now; raises what it finds.
 
     ``backend``: a spec, or ``"ROLE:NAME"`` of an installed plugin.
     """
-    rig = Rig(device)
-    return case.conform(Subject.of(backend, rig.facts), rig)
+    fixture = DeviceFixture(device)
+    return check.conform(BackendUnderTest.of(backend, fixture.facts), fixture)
 
 
-def run_case(subject: Subject, case: Case, rig: Rig, outsider: Outsider | None = None) -> Outcome:
-    """Run one case. Outside the caps: ask resolving, then, if there is an ``outsider``, let it try."""
+def run_check(
+    under_test: BackendUnderTest, check: Check, fixture: DeviceFixture, outsider: Outsider | None = None
+) -> Outcome:
+    """Run one check. Outside the caps: ask resolving, then, if there is an ``outsider``, let it try."""
     began = time.perf_counter()
 
     def outcome(status: Status, detail: str = "", **more: Any) -> Outcome:
-        return Outcome(case.name, status, time.perf_counter() - began, detail=detail, **more)
+        return Outcome(check.name, status, time.perf_counter() - began, detail=detail, **more)
 
     try:
-        if case.outside:
-            check_refused(subject, case, rig)
-            wrong = outsider.run(subject, case, rig.facts) if outsider is not None else "not tried"
+        if check.outside:
+            check_refused(under_test, check, fixture)
+            wrong = outsider.run(under_test, check, fixture.facts) if outsider is not None else "not tried"
             note = "under-claimed: it is right although the caps do not declare it"
             return outcome("passed", wrong) if wrong else outcome("note", note)
-        finding = case.conform(subject, rig)
+        result = check.conform(under_test, fixture)
     except SkipTest as skipped:
         return outcome("skipped", str(skipped))
     except Exception as error:
-        return outcome("failed", _told(error), snippet=case.snippet(subject, rig.facts.kind))
-    return outcome("note" if finding.note else "passed", finding.note, errors=finding.errors)
+        return outcome("failed", _told(error), snippet=check.snippet(under_test, fixture.facts.kind))
+    return outcome("note" if result.note else "passed", result.note, errors=result.errors)
 
 
-def run_cases(
-    subject: Subject,
-    cases: Iterable[Case],
-    rig: Rig,
+def run_checks(
+    under_test: BackendUnderTest,
+    checks: Iterable[Check],
+    fixture: DeviceFixture,
     *,
     outsider: Outsider | None = None,
     finished: Callable[[Outcome], bool] | None = None,
 ) -> list[Outcome]:
     """Run them in order. ``finished`` hears of each outcome and stops the run by returning True."""
     outcomes = []
-    for case in cases:
-        outcomes.append(run_case(subject, case, rig, outsider))
+    for check in checks:
+        outcomes.append(run_check(under_test, check, fixture, outsider))
         if finished is not None and finished(outcomes[-1]):
             break
     return outcomes

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .rig import dtype_named
+from .device_fixture import dtype_named
 from .workloads import WORKLOADS, Kind
 
 if TYPE_CHECKING:
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
 __all__ = ["Speed", "measure", "seconds_of"]
 
@@ -44,36 +44,38 @@ class Speed:
         }
 
 
-def measure(subject: Subject, rig: Rig, quick: bool) -> list[Speed]:
+def measure(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Speed]:
     """Time the role's workloads, one after the other; empty for roles that have none."""
-    make = WORKLOADS.get(subject.spec.role)
-    boxes = subject.boxes(rig.facts)
+    make = WORKLOADS.get(under_test.spec.role)
+    boxes = under_test.boxes(fixture.facts)
     if make is None or not boxes:
         return []
     limits: dict[tuple[Kind, str], float] = {}
     speeds = []
     budget = 0.05 if quick else 0.5
-    with rig.active():
-        for work in make(subject, rig, boxes[0], quick):
-            seconds = seconds_of(work.call, rig, budget)
+    with fixture.active():
+        for work in make(under_test, fixture, boxes[0], quick):
+            seconds = seconds_of(work.call, fixture, budget)
             key = (work.kind, work.dtype)
             if key not in limits:
-                limits[key] = _copy_limit(rig, budget) if work.kind == "GB/s" else _product_limit(rig, *key[1:], budget)
+                limits[key] = (
+                    _copy_limit(fixture, budget) if work.kind == "GB/s" else _product_limit(fixture, *key[1:], budget)
+                )
             unit = 1e9 if work.kind == "GB/s" else 1e12
             speeds.append(Speed(work.label, work.kind, work.amount / seconds / unit, limits[key], seconds * 1e6))
             work.close()
     return speeds
 
 
-def seconds_of(call: Callable[[], object], rig: Rig, budget: float) -> float:
+def seconds_of(call: Callable[[], object], fixture: DeviceFixture, budget: float) -> float:
     """Time of one call in a queue of them: the best of three runs that last about ``budget`` together."""
 
     def run(count: int) -> float:
-        rig.platform.synchronize()
+        fixture.platform.synchronize()
         began = time.perf_counter()
         for _ in range(count):
             call()
-        rig.platform.synchronize()
+        fixture.platform.synchronize()
         return (time.perf_counter() - began) / count
 
     run(2)
@@ -81,13 +83,13 @@ def seconds_of(call: Callable[[], object], rig: Rig, budget: float) -> float:
     return min(run(count) for _ in range(3))
 
 
-def _copy_limit(rig: Rig, budget: float) -> float:
-    size = 2**30 if rig.device.type == "cuda" else 2**26
-    source, target = (torch.zeros(size, dtype=torch.uint8, device=rig.device) for _ in range(2))
-    return 2 * size / seconds_of(lambda: target.copy_(source), rig, budget) / 1e9
+def _copy_limit(fixture: DeviceFixture, budget: float) -> float:
+    size = 2**30 if fixture.device.type == "cuda" else 2**26
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=fixture.device) for _ in range(2))
+    return 2 * size / seconds_of(lambda: target.copy_(source), fixture, budget) / 1e9
 
 
-def _product_limit(rig: Rig, dtype: str, budget: float) -> float:
-    size = 8192 if rig.device.type == "cuda" else 512
-    a, b = (torch.ones(size, size, dtype=dtype_named(dtype), device=rig.device) for _ in range(2))
-    return 2.0 * size**3 / seconds_of(lambda: a @ b, rig, budget) / 1e12
+def _product_limit(fixture: DeviceFixture, dtype: str, budget: float) -> float:
+    size = 8192 if fixture.device.type == "cuda" else 512
+    a, b = (torch.ones(size, size, dtype=dtype_named(dtype), device=fixture.device) for _ in range(2))
+    return 2.0 * size**3 / seconds_of(lambda: a @ b, fixture, budget) / 1e12

@@ -9,20 +9,20 @@ from unittest import SkipTest
 from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import BackendSpec, Role
 
-from .attention_cases import attention_cases
-from .comm import comm_cases
-from .contract import contract_cases
-from .graph import graph_cases
-from .kv import kv_cases
-from .linear_cases import linear_cases
-from .moe import moe_cases
-from .ops_cases import ops_cases
+from .attention_checks import attention_checks
+from .backend_under_test import BackendUnderTest
+from .comm import comm_checks
+from .contract import contract_checks
+from .device_fixture import DeviceFixture
+from .graph import graph_checks
+from .kv import kv_checks
+from .linear_checks import linear_checks
+from .moe import moe_checks
+from .ops_checks import ops_checks
 from .outside import check_refused
-from .rig import Rig
-from .subject import Subject
 
 if TYPE_CHECKING:
-    from .case import Case
+    from .check import Check
 
 __all__ = [
     "SUITES",
@@ -34,21 +34,21 @@ __all__ = [
     "MoESuite",
     "OpsSuite",
     "Suite",
-    "cases_of",
+    "checks_of",
     "suite_for",
 ]
 
-Generator = Callable[[Subject, Rig, bool], Sequence["Case"]]
+Generator = Callable[[BackendUnderTest, DeviceFixture, bool], Sequence["Check"]]
 
 
 class Suite:
-    """Inherit it in a test module, and pytest runs every case as a test of its own::
+    """Inherit it in a test module, and pytest runs every check as a test of its own::
 
         class TestMine(AttentionSuite):
             spec = SPEC  # or "attention:mine", of an installed plugin
 
     A spec needs no installed plugin. Where the device is not one that its caps speak of, the tests are skipped.
-    Resolving is asked about cases outside the caps; ``minisgl verify`` also tries them.
+    Resolving is asked about checks outside the caps; ``minisgl verify`` also tries them.
     """
 
     role: ClassVar[Role]
@@ -59,35 +59,35 @@ class Suite:
     """Fewer values per claim."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Called by pytest when it collects: one test per case."""
+        """Called by pytest when it collects: one test per check."""
         if "conformance" in metafunc.fixturenames:
-            found = self._cases()
+            found = self._checks()
             metafunc.parametrize("conformance", found, ids=[getattr(item[2], "name", "none") for item in found])
 
-    def test_conforms(self, conformance: tuple[Subject | None, Rig, Case | None]) -> None:
-        """One case."""
-        subject, rig, case = conformance
-        if subject is None or case is None:
-            raise SkipTest(f"its caps do not speak of {rig.facts}")
-        if case.outside:
-            check_refused(subject, case, rig)
+    def test_conforms(self, conformance: tuple[BackendUnderTest | None, DeviceFixture, Check | None]) -> None:
+        """One check."""
+        under_test, fixture, check = conformance
+        if under_test is None or check is None:
+            raise SkipTest(f"its caps do not speak of {fixture.facts}")
+        if check.outside:
+            check_refused(under_test, check, fixture)
             return
-        case.conform(subject, rig)
+        check.conform(under_test, fixture)
 
     @classmethod
-    def _cases(cls) -> list[tuple[Subject | None, Rig, Case | None]]:
-        rig = Rig(cls.device)
-        subject = Subject.of(cls.spec, rig.facts, role=cls.role, options=cls.options)
-        if subject.spec.role != cls.role:
+    def _checks(cls) -> list[tuple[BackendUnderTest | None, DeviceFixture, Check | None]]:
+        fixture = DeviceFixture(cls.device)
+        under_test = BackendUnderTest.of(cls.spec, fixture.facts, role=cls.role, options=cls.options)
+        if under_test.spec.role != cls.role:
             raise UsageError(
-                f"{cls.__name__} tests role {cls.role}, its spec is of role {subject.spec.role}",
+                f"{cls.__name__} tests role {cls.role}, its spec is of role {under_test.spec.role}",
                 field="spec",
-                value=subject.spec.role,
+                value=under_test.spec.role,
                 remedy="inherit from that role's suite",
             )
-        if not subject.boxes(rig.facts):
-            return [(None, rig, None)]
-        return [(subject, rig, case) for case in cases_of(subject, rig, quick=cls.quick)]
+        if not under_test.boxes(fixture.facts):
+            return [(None, fixture, None)]
+        return [(under_test, fixture, check) for check in checks_of(under_test, fixture, quick=cls.quick)]
 
 
 class AttentionSuite(Suite):
@@ -133,15 +133,15 @@ class LinearSuite(Suite):
 
 
 SUITES: Final[Mapping[Role, Generator]] = {
-    "attention": attention_cases,
-    "graph": graph_cases,
-    "kv": kv_cases,
-    "moe": moe_cases,
-    "ops": ops_cases,
-    "linear": linear_cases,
-    "comm": comm_cases,
+    "attention": attention_checks,
+    "graph": graph_checks,
+    "kv": kv_checks,
+    "moe": moe_checks,
+    "ops": ops_checks,
+    "linear": linear_checks,
+    "comm": comm_checks,
 }
-"""What generates the cases of each role."""
+"""What generates the checks of each role."""
 
 
 def suite_for(role: str) -> Generator:
@@ -157,6 +157,6 @@ def suite_for(role: str) -> Generator:
     return generate
 
 
-def cases_of(subject: Subject, rig: Rig, *, quick: bool) -> list[Case]:
-    """Every case that this backend's role and caps call for."""
-    return [*contract_cases(), *suite_for(subject.spec.role)(subject, rig, quick)]
+def checks_of(under_test: BackendUnderTest, fixture: DeviceFixture, *, quick: bool) -> list[Check]:
+    """Every check that this backend's role and caps call for."""
+    return [*contract_checks(), *suite_for(under_test.spec.role)(under_test, fixture, quick)]

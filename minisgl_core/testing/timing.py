@@ -8,25 +8,27 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .rig import Rig
+    from .device_fixture import DeviceFixture
 
 __all__ = ["Timer", "median_seconds"]
 
-Timer = Callable[[Callable[[], object], "Rig"], float]
+Timer = Callable[[Callable[[], object], "DeviceFixture"], float]
 """Seconds of one call on a device."""
 
 
-def median_seconds(call: Callable[[], object], rig: Rig, *, repeats: int = 20, least: float = 2e-4) -> float:
+def median_seconds(
+    call: Callable[[], object], fixture: DeviceFixture, *, repeats: int = 20, least: float = 2e-4
+) -> float:
     """The median of ``repeats`` measurements after a warm-up; each is of as many calls in a queue as last ``least``
     seconds, so that neither the clock nor one launch decides.
     """
 
     def run(count: int) -> float:
-        rig.platform.synchronize()
+        fixture.platform.synchronize()
         began = time.perf_counter()
         for _ in range(count):
             call()
-        rig.platform.synchronize()
+        fixture.platform.synchronize()
         return (time.perf_counter() - began) / count
 
     run(1)

@@ -22,7 +22,7 @@ def inside(declared: Ints, probes: Sequence[int], quick: bool) -> tuple[int, ...
 
 
 def usual(declared: Ints, preferred: int, probes: Sequence[int]) -> int | None:
-    """The value for cases that are about something else: ``preferred`` if it is claimed, else the smallest claimed."""
+    """The value for checks that are about something else: ``preferred`` if it is claimed, else the smallest claimed."""
     claimed = inside(declared, probes, quick=False)
     if isinstance(declared, MultipleOf) and preferred % declared.base == 0:
         return preferred

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Final, Literal
 from minisgl_core.plugin_api import LayerFacts, Role
 
 from .attention_bench import AttentionBench, Geometry
-from .attention_cases import DTYPES, GQA_RATIOS, HEAD_DIMS, PAGE_SIZES
-from .kv import KVCase
-from .linear import LinearCase
-from .moe import MoECase
-from .ops import OpsCase
-from .ops_sample import SampleCase
-from .rig import dtype_named
-from .subject import names_of
-from .trial import Draw, TrialCase
+from .attention_checks import DTYPES, GQA_RATIOS, HEAD_DIMS, PAGE_SIZES
+from .backend_under_test import names_of
+from .check_run import CallCheck, Draw
+from .device_fixture import dtype_named
+from .kv import KVCheck
+from .linear import LinearCheck
+from .moe import MoECheck
+from .ops import OpsCheck
+from .ops_sample import SampleCheck
 from .values import usual
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
 
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
 __all__ = ["WORKLOADS", "Kind", "Workload"]
 
@@ -46,31 +46,35 @@ class Workload:
     close: Callable[[], object]
 
 
-Maker = Callable[["Subject", "Rig", "Caps", bool], Iterator[Workload]]
+Maker = Callable[["BackendUnderTest", "DeviceFixture", "Caps", bool], Iterator[Workload]]
 
 
-def _is_large(rig: Rig, quick: bool) -> bool:
-    return rig.device.type == "cuda" and not quick
+def _is_large(fixture: DeviceFixture, quick: bool) -> bool:
+    return fixture.device.type == "cuda" and not quick
 
 
-def _dtype(rig: Rig, box: Caps) -> str:
+def _dtype(fixture: DeviceFixture, box: Caps) -> str:
     """What models run in: 16 bits on a GPU where it is claimed."""
     claimed = names_of(box.dtypes, DTYPES)
-    return next((name for name in ("bfloat16", "float16") if name in claimed and rig.device.type == "cuda"), claimed[0])
+    return next(
+        (name for name in ("bfloat16", "float16") if name in claimed and fixture.device.type == "cuda"), claimed[0]
+    )
 
 
-def _timed(subject: Subject, rig: Rig, box: Caps, case: TrialCase, kind: Kind, amount: float) -> Workload:
-    backend = case.build(subject, rig, box)
-    trial = case.trial(backend, rig)
-    inputs = trial.draw(Draw(rig, 0))
-    return Workload(case.name, kind, amount, case.dtype, lambda: trial.call(inputs), backend.close)
+def _timed(
+    under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps, check: CallCheck, kind: Kind, amount: float
+) -> Workload:
+    backend = check.build(under_test, fixture, box)
+    check_run = check.check_run(backend, fixture)
+    inputs = check_run.draw(Draw(fixture, 0))
+    return Workload(check.name, kind, amount, check.dtype, lambda: check_run.call(inputs), backend.close)
 
 
-def _attention(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[Workload]:
+def _attention(under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps, quick: bool) -> Iterator[Workload]:
     """Decode must read every key and value once; prefill must do 4 * D operations per pair of positions that see each
     other and head.
     """
-    large, dtype = _is_large(rig, quick), _dtype(rig, box)
+    large, dtype = _is_large(fixture, quick), _dtype(fixture, box)
     dim, ratio = usual(box.head_dims, 128, HEAD_DIMS) or 128, usual(box.gqa_ratios, 4, GQA_RATIOS) or 4
     page, kv_heads = usual(box.page_sizes, 16, PAGE_SIZES) or 16, 8 if large else 2
     layers = (LayerFacts(dim**-0.5),)
@@ -80,7 +84,7 @@ def _attention(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[W
         if phase == "prefill":
             count = 4 if large else 1
         lens = [(1 if phase == "decode" else length, length)] * count
-        call, close = _attention_call(subject, rig, geometry, phase, lens)
+        call, close = _attention_call(under_test, fixture, geometry, phase, lens)
         if phase == "decode":
             amount = 2.0 * count * length * kv_heads * dim * dtype_named(dtype).itemsize
             yield Workload(f"decode, {count} rows of {length}", "GB/s", amount, dtype, call, close)
@@ -90,11 +94,15 @@ def _attention(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[W
 
 
 def _attention_call(
-    subject: Subject, rig: Rig, geometry: Geometry, phase: str, lens: Sequence[tuple[int, int]]
+    under_test: BackendUnderTest,
+    fixture: DeviceFixture,
+    geometry: Geometry,
+    phase: str,
+    lens: Sequence[tuple[int, int]],
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    bench = AttentionBench(rig, geometry, len(lens), max(total for _, total in lens), seed=0)
+    bench = AttentionBench(fixture, geometry, len(lens), max(total for _, total in lens), seed=0)
     bench.fill([total for _, total in lens])
-    backend = subject.build(bench.setup(sum(new for new, _ in lens)))
+    backend = under_test.build(bench.setup(sum(new for new, _ in lens)))
     backend.bind_kv(bench.pool)
     wide = bench.wide(sum(new for new, _ in lens))
     bench.write_inputs(wide, lens, 0)
@@ -105,11 +113,11 @@ def _attention_call(
     return lambda: backend.forward(*inputs, 0, batch), backend.close
 
 
-def _kv(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[Workload]:
+def _kv(under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps, quick: bool) -> Iterator[Workload]:
     """A store reads and writes its rows, and so does a look-up."""
-    tokens, dtype = 8192 if _is_large(rig, quick) else 512, _dtype(rig, box)
+    tokens, dtype = 8192 if _is_large(fixture, quick) else 512, _dtype(fixture, box)
     size = dtype_named(dtype).itemsize
-    base = KVCase(
+    base = KVCheck(
         name=f"store of {tokens} rows",
         dtype=dtype,
         page_size=usual(box.page_sizes, 16, PAGE_SIZES) or 16,
@@ -117,15 +125,15 @@ def _kv(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[Workload
         head_dim=usual(box.head_dims, 128, HEAD_DIMS) or 128,
         tokens=tokens,
     )
-    yield _timed(subject, rig, box, base, "GB/s", 4.0 * tokens * 8 * base.head_dim * size)
+    yield _timed(under_test, fixture, box, base, "GB/s", 4.0 * tokens * 8 * base.head_dim * size)
 
 
-def _moe(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[Workload]:
+def _moe(under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps, quick: bool) -> Iterator[Workload]:
     """Few tokens read the weights of the experts that they use; many multiply."""
-    large, dtype = _is_large(rig, quick), _dtype(rig, box)
+    large, dtype = _is_large(fixture, quick), _dtype(fixture, box)
     experts, top_k, hidden, width = (64, 8, 2048, 768) if large else (8, 2, 256, 128)
     for tokens in (32, 4096) if large else (8, 128):
-        case = MoECase(
+        check = MoECheck(
             name=f"{tokens} tokens, {top_k} of {experts} experts, {hidden} x {width}",
             dtype=dtype,
             tokens=tokens,
@@ -137,28 +145,30 @@ def _moe(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[Workloa
         if tokens <= 32:
             # (1 - k/E)^T of the experts are expected to get no token
             used = experts * (1 - (1 - top_k / experts) ** tokens)
-            yield _timed(subject, rig, box, case, "GB/s", used * 3 * hidden * width * dtype_named(dtype).itemsize)
+            yield _timed(
+                under_test, fixture, box, check, "GB/s", used * 3 * hidden * width * dtype_named(dtype).itemsize
+            )
         else:
-            yield _timed(subject, rig, box, case, "TFLOP/s", 6.0 * tokens * top_k * hidden * width)
+            yield _timed(under_test, fixture, box, check, "TFLOP/s", 6.0 * tokens * top_k * hidden * width)
 
 
-def _ops(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[Workload]:
+def _ops(under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps, quick: bool) -> Iterator[Workload]:
     """Every operation but routing moves more than it computes."""
-    large, dtype = _is_large(rig, quick), _dtype(rig, box)
+    large, dtype = _is_large(fixture, quick), _dtype(fixture, box)
     tokens, width = (8192, 4096) if large else (256, 512)
     size = dtype_named(dtype).itemsize
     passes = {"rms_norm": 2, "add_rms_norm": 4, "act_and_mul": 3}
     for op, times in passes.items():
         if op in box.ops:
-            case = OpsCase(name=f"{op} of {tokens} x {width}", op=op, dtype=dtype, tokens=tokens, width=width)
-            yield _timed(subject, rig, box, case, "GB/s", float(times * tokens * width * size))
+            check = OpsCheck(name=f"{op} of {tokens} x {width}", op=op, dtype=dtype, tokens=tokens, width=width)
+            yield _timed(under_test, fixture, box, check, "GB/s", float(times * tokens * width * size))
     if "qk_norm_rope_store" in box.ops:
         dim = usual(box.head_dims, 128, HEAD_DIMS) or 128
         page = usual(box.page_sizes, 16, PAGE_SIZES) or 16
         q_heads, kv_heads = (32, 8) if large else (4, 2)
         op = "qk_norm_rope_store"
         name = f"{op} of {tokens} tokens, heads {q_heads}/{kv_heads} x {dim}"
-        case = OpsCase(
+        check = OpsCheck(
             name=name,
             op=op,
             dtype=dtype,
@@ -170,25 +180,25 @@ def _ops(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[Workloa
             kv_heads=kv_heads,
         )
         rows = 2 * q_heads + 6 * kv_heads
-        yield _timed(subject, rig, box, case, "GB/s", float(tokens * rows * dim * size))
+        yield _timed(under_test, fixture, box, check, "GB/s", float(tokens * rows * dim * size))
     if "sample" in box.ops:
         rows, vocab = (256, 151_936) if large else (8, 4096)
         for mode in ("greedy", "random"):
             name = f"sample, {mode}, {rows} rows of {vocab}"
-            drawn = SampleCase(name=name, dtype=dtype, mode=mode, tokens=rows, width=vocab)
-            yield _timed(subject, rig, box, drawn, "GB/s", float(rows * vocab * size))
+            drawn = SampleCheck(name=name, dtype=dtype, mode=mode, tokens=rows, width=vocab)
+            yield _timed(under_test, fixture, box, drawn, "GB/s", float(rows * vocab * size))
 
 
-def _linear(subject: Subject, rig: Rig, box: Caps, quick: bool) -> Iterator[Workload]:
+def _linear(under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps, quick: bool) -> Iterator[Workload]:
     """Few rows read the weight; many multiply."""
-    large, dtype = _is_large(rig, quick), _dtype(rig, box)
+    large, dtype = _is_large(fixture, quick), _dtype(fixture, box)
     n, k = (8192, 4096) if large else (512, 512)
     for m in (1, 16, 4096) if large else (1, 16, 256):
-        case = LinearCase(name=f"{m} x {k} x {n}", dtype=dtype, m=m, n=n, k=k)
+        check = LinearCheck(name=f"{m} x {k} x {n}", dtype=dtype, m=m, n=n, k=k)
         if m <= 16:
-            yield _timed(subject, rig, box, case, "GB/s", float(n * k * dtype_named(dtype).itemsize))
+            yield _timed(under_test, fixture, box, check, "GB/s", float(n * k * dtype_named(dtype).itemsize))
         else:
-            yield _timed(subject, rig, box, case, "TFLOP/s", 2.0 * m * n * k)
+            yield _timed(under_test, fixture, box, check, "TFLOP/s", 2.0 * m * n * k)
 
 
 WORKLOADS: Final[dict[Role, Maker]] = {

@@ -20,7 +20,7 @@ from minisgl_core.modelconfig import MoEConfig, read_model_config
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf
 from minisgl_core.registry import Candidate, DeviceFacts, PlanQuery, PluginRecord, Registry, discover
-from minisgl_core.testing import Rig
+from minisgl_core.testing import DeviceFixture
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -44,7 +44,7 @@ def query(model: Any = SMALL, **fields: Any) -> PlanQuery:
     return PlanQuery(model, CPU, "float32", max_running_req=8, max_seq_len=64, **fields)
 
 
-def count_of(call: Callable[[], object], rig: Rig) -> float:
+def count_of(call: Callable[[], object], rig: DeviceFixture) -> float:
     """A timer: it runs the call, and says 1."""
     call()
     return 1.0
@@ -56,7 +56,9 @@ def only_cpu_sim() -> Registry:
 
 @pytest.mark.parametrize("model", [SMALL, MIXED], ids=["dense", "moe"])
 def test_every_fitting_backend_is_timed_at_every_size(model: Any) -> None:
-    found = calibrate(query(model), model, only_cpu_sim(), Rig(CPU), max_prefill_tokens=64, quick=True, timer=count_of)
+    found = calibrate(
+        query(model), model, only_cpu_sim(), DeviceFixture(CPU), max_prefill_tokens=64, quick=True, timer=count_of
+    )
     assert found.notes == ()
     by_slot: dict[str, set[str]] = {}
     for point in found.points:
@@ -78,7 +80,9 @@ def test_every_fitting_backend_is_timed_at_every_size(model: Any) -> None:
 
 def test_names_in_the_config_do_not_keep_others_from_being_timed() -> None:
     named = query(backends={"attention": "torch", "linear": "plain"})
-    found = calibrate(named, SMALL, only_cpu_sim(), Rig(CPU), max_prefill_tokens=16, quick=True, timer=count_of)
+    found = calibrate(
+        named, SMALL, only_cpu_sim(), DeviceFixture(CPU), max_prefill_tokens=16, quick=True, timer=count_of
+    )
     assert {point.backend for point in found.points if point.slot == "attention.decode"} == {
         "cpu@minisgl-cpu-sim",
         "torch@minisgl-cpu-sim",
@@ -106,7 +110,7 @@ def test_a_backend_that_raises_is_noted_and_the_others_are_timed(monkeypatch: py
             raise RuntimeError("no such\n  kernel\n")
 
     registry = with_backend(monkeypatch, Fails)
-    found = calibrate(query(), SMALL, registry, Rig(CPU), max_prefill_tokens=16, quick=True, timer=count_of)
+    found = calibrate(query(), SMALL, registry, DeviceFixture(CPU), max_prefill_tokens=16, quick=True, timer=count_of)
     assert found.notes == (
         "attention.decode: odd@odd-dist failed at 1 rows of 64 tokens: RuntimeError: no such kernel",
         "attention.decode: odd@odd-dist failed at 8 rows of 64 tokens: RuntimeError: no such kernel",
@@ -124,7 +128,7 @@ def test_a_backend_of_other_pages_is_timed_on_pages_that_suit_it(monkeypatch: py
             super().__init__(setup, options)
 
     registry = with_backend(monkeypatch, Coarse, page_sizes=OneOf(48))
-    found = calibrate(query(), SMALL, registry, Rig(CPU), max_prefill_tokens=16, quick=True, timer=count_of)
+    found = calibrate(query(), SMALL, registry, DeviceFixture(CPU), max_prefill_tokens=16, quick=True, timer=count_of)
     pages = {point.backend: point.page_size for point in found.points if point.slot == "attention.decode"}
     assert pages == {"cpu@minisgl-cpu-sim": 1, "torch@minisgl-cpu-sim": 1, "odd@odd-dist": 48}
     assert {point.version for point in found.points if point.backend == "odd@odd-dist"} == {"3.1"}
@@ -142,7 +146,7 @@ def test_progress_counts_every_job() -> None:
         query(small),
         small,
         only_cpu_sim(),
-        Rig(CPU),
+        DeviceFixture(CPU),
         max_prefill_tokens=16,
         quick=True,
         timer=count_of,
@@ -214,13 +218,13 @@ def test_where_the_device_captures_calls_are_replayed(
     monkeypatch.setattr("minisgl_core.calibrate.work._Site.captures", lambda self, box: box.graph != "never")
     registry = with_backend(monkeypatch, Planned, graph="decode", host_plan=host_plan)
 
-    def twice(call: Callable[[], object], rig: Rig) -> float:
+    def twice(call: Callable[[], object], rig: DeviceFixture) -> float:
         call()
         call()
         return 1.0
 
     asked = replace(query(replace(SMALL, vocab_size=32), graph=True), max_running_req=2)
-    found = calibrate(asked, asked.model, registry, Rig(CPU), max_prefill_tokens=8, quick=True, timer=twice)
+    found = calibrate(asked, asked.model, registry, DeviceFixture(CPU), max_prefill_tokens=8, quick=True, timer=twice)
     assert found.notes == ()
     captured = {point.slot.partition(".")[0] for point in found.points if point.captured}
     assert captured == {"attention", "kv", "ops", "linear"}

@@ -19,7 +19,7 @@ from minisgl_core.capsule.moe.watch import MoECall
 from minisgl_core.capsule.watch import WatchedStep
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, LayerFacts, MoESetup
-from minisgl_core.testing import Rig, Subject, reference
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, reference
 from minisgl_core.testing.attention_bench import AttentionBench, Geometry
 
 pytest.importorskip("minisgl_cpu_sim")
@@ -36,12 +36,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def rig() -> Rig:
-    return Rig("cpu")
+def rig() -> DeviceFixture:
+    return DeviceFixture("cpu")
 
 
 @pytest.fixture(scope="session")
-def make_capsule(rig: Rig) -> Callable[..., AttentionCapsule]:
+def make_capsule(rig: DeviceFixture) -> Callable[..., AttentionCapsule]:
     """``make_capsule(phase, rows of (new tokens, all tokens), layers, page_size)``; what was recorded is right."""
 
     def make(
@@ -132,13 +132,13 @@ def make_moe_capsule() -> Callable[..., MoECapsule]:
 
 
 @pytest.fixture
-def make_moe_subject(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Callable[..., Subject]:
+def make_moe_subject(monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture) -> Callable[..., BackendUnderTest]:
     """``make_moe_subject(change, **caps)``: ``moe:torch`` whose results go through ``change(out, x, ids, weights)``,
     the weights being (w13, w2).
     """
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
-    def make(change: Callable[..., torch.Tensor] | None = None, **caps: Any) -> Subject:
+    def make(change: Callable[..., torch.Tensor] | None = None, **caps: Any) -> BackendUnderTest:
         class Changed(TorchMoE):
             def forward(self, x: Any, topk_ids: Any, topk_weights: Any, weights: Any, layer_id: int) -> torch.Tensor:
                 out = super().forward(x, topk_ids, topk_weights, weights, layer_id)
@@ -149,7 +149,7 @@ def make_moe_subject(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Callable[...,
         monkeypatch.setitem(sys.modules, module.__name__, module)
         declared = {"devices": ("cpu",), "dtypes": ("float32", "bfloat16"), **caps}
         spec = BackendSpec("moe", "changed", "changed_experts:Changed", caps=(Caps(**declared),))
-        return Subject.of(spec, rig.facts)
+        return BackendUnderTest.of(spec, rig.facts)
 
     return make
 
@@ -168,13 +168,13 @@ CAPS = Caps(
 
 
 @pytest.fixture
-def make_subject(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Callable[..., Subject]:
+def make_subject(monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture) -> Callable[..., BackendUnderTest]:
     """``make_subject(change, **caps)``: ``attention:torch`` whose results go through ``change(backend, out, batch,
     layer)``.
     """
     from minisgl_cpu_sim.pure.attention import TorchAttention
 
-    def make(change: Callable[..., torch.Tensor] | None = None, **caps: Any) -> Subject:
+    def make(change: Callable[..., torch.Tensor] | None = None, **caps: Any) -> BackendUnderTest:
         class Changed(TorchAttention):
             def forward(self, q: Any, k: Any, v: Any, layer_id: int, batch: Any) -> torch.Tensor:
                 out = super().forward(q, k, v, layer_id, batch)
@@ -184,6 +184,6 @@ def make_subject(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Callable[..., Sub
         module.Changed = Changed  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         spec = BackendSpec("attention", "changed", "changed_attention:Changed", caps=(replace(CAPS, **caps),))
-        return Subject.of(spec, rig.facts)
+        return BackendUnderTest.of(spec, rig.facts)
 
     return make

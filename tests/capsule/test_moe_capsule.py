@@ -16,7 +16,7 @@ from minisgl_core.capsule.format import load_capsule
 from minisgl_core.capsule.moe.capsule import MoECapsule
 from minisgl_core.capsule.replay import check_capsule, replay
 from minisgl_core.errors import BackendError, CheckpointError, UsageError
-from minisgl_core.testing import Mismatch, Rig, Subject
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, Mismatch
 
 
 def rewritten(path: Path, **changes: Any) -> None:
@@ -65,9 +65,9 @@ def test_what_it_does_not_know_is_refused(make_moe_capsule: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["torch", "cpu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_right_backends_pass(make_moe_capsule: Any, rig: Rig, name: str, dtype: str) -> None:
+def test_right_backends_pass(make_moe_capsule: Any, rig: DeviceFixture, name: str, dtype: str) -> None:
     capsule = make_moe_capsule(padded=2, dtype=dtype)
-    report = replay(capsule, Subject.of(f"moe:{name}", rig.facts), rig, repeats=1)
+    report = replay(capsule, BackendUnderTest.of(f"moe:{name}", rig.facts), rig, repeats=1)
     assert report.passed, report.failure()
     assert [layer.layer for layer in report.layers] == [10, 11]
     assert report.layer_us is not None and report.layer_us > 0 and report.metadata_us is None
@@ -76,7 +76,7 @@ def test_right_backends_pass(make_moe_capsule: Any, rig: Rig, name: str, dtype: 
     assert report.tolerance == {"float32": 1e-4, "bfloat16": 4e-2}[dtype], "the suite's of the role"
 
 
-def test_the_backend_sees_the_model_as_it_was(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+def test_the_backend_sees_the_model_as_it_was(make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture) -> None:
     capsule: MoECapsule = make_moe_capsule((1,), layers=1)
     (layer,), seen = capsule.layers, []
 
@@ -93,7 +93,9 @@ def test_the_backend_sees_the_model_as_it_was(make_moe_capsule: Any, make_moe_su
     assert w13.count_nonzero() == layer.w13.count_nonzero(), "the others are zero"
 
 
-def test_a_wrong_element_is_named_with_its_experts(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+def test_a_wrong_element_is_named_with_its_experts(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+) -> None:
     capsule: MoECapsule = make_moe_capsule()
 
     def wrong(out: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -107,11 +109,11 @@ def test_a_wrong_element_is_named_with_its_experts(make_moe_capsule: Any, make_m
 
 
 def test_a_layer_may_have_the_last_token_of_each_row_only(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: Rig
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
 ) -> None:
     capsule: MoECapsule = make_moe_capsule((3, 1, 4), last_rows=True)
     assert [layer.tokens.tolist() for layer in capsule.layers] == [list(range(8)), [2, 3, 7]]
-    assert replay(capsule, Subject.of("moe:cpu", rig.facts), rig, repeats=0).passed
+    assert replay(capsule, BackendUnderTest.of("moe:cpu", rig.facts), rig, repeats=0).passed
 
     def wrong(out: torch.Tensor, *_: Any) -> torch.Tensor:
         out[2] += 1.0 if len(out) == 3 else 0.0
@@ -121,7 +123,7 @@ def test_a_layer_may_have_the_last_token_of_each_row_only(
     assert report.failure().startswith("layer 11: row 2, new token 3, column")
 
 
-def test_padding_is_run_but_not_judged(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+def test_padding_is_run_but_not_judged(make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture) -> None:
     def spoil_the_last(out: torch.Tensor, *_: Any) -> torch.Tensor:
         assert len(out) == 10
         out[8:] = torch.nan
@@ -130,7 +132,7 @@ def test_padding_is_run_but_not_judged(make_moe_capsule: Any, make_moe_subject: 
     assert replay(make_moe_capsule(padded=2), make_moe_subject(spoil_the_last), rig, repeats=0).passed
 
 
-def test_a_step_in_which_no_expert_was_used(make_moe_capsule: Any, rig: Rig, tmp_path: Path) -> None:
+def test_a_step_in_which_no_expert_was_used(make_moe_capsule: Any, rig: DeviceFixture, tmp_path: Path) -> None:
     capsule: MoECapsule = make_moe_capsule((1,), layers=1, top_k=1)
     assert capsule.layers[0].experts == () and not capsule.layers[0].out.any()
     capsule.save(tmp_path / "x.safetensors")
@@ -138,7 +140,7 @@ def test_a_step_in_which_no_expert_was_used(make_moe_capsule: Any, rig: Rig, tmp
 
 
 def test_errors_are_relative_to_the_size_of_each_tokens_result(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: Rig
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
 ) -> None:
     """However small a model's results are: a wrong one is wrong, and one that is rounded is not."""
     capsule: MoECapsule = make_moe_capsule()
@@ -152,7 +154,7 @@ def test_errors_are_relative_to_the_size_of_each_tokens_result(
     assert report.layers[0].recorded_error < 1e-6
 
 
-def test_a_token_without_experts_gives_zero(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+def test_a_token_without_experts_gives_zero(make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture) -> None:
     def leaky(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
         out[(ids == -1).all(-1)] = 1e-9
         return out
@@ -162,15 +164,19 @@ def test_a_token_without_experts_gives_zero(make_moe_capsule: Any, make_moe_subj
     assert replay(capsule, make_moe_subject(), rig, repeats=0).passed
 
 
-def test_other_roles_and_other_dtypes_are_refused(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+def test_other_roles_and_other_dtypes_are_refused(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+) -> None:
     capsule = make_moe_capsule(dtype="bfloat16")
     with pytest.raises(UsageError, match=r"is a backend of role attention, and the capsule is of moe; write moe:NAME"):
-        replay(capsule, Subject.of("attention:torch", rig.facts), rig)
+        replay(capsule, BackendUnderTest.of("attention:torch", rig.facts), rig)
     with pytest.raises(BackendError, match=r"cannot run this capsule .*bfloat16"):
         replay(capsule, make_moe_subject(dtypes=("float32",)), rig)
 
 
-def test_check_capsule_is_an_assertion(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig, tmp_path: Path) -> None:
+def test_check_capsule_is_an_assertion(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture, tmp_path: Path
+) -> None:
     path = tmp_path / "x.safetensors"
     capsule: MoECapsule = make_moe_capsule()
     lost = tuple(replace(layer, out=torch.full_like(layer.out, torch.nan)) for layer in capsule.layers)
@@ -182,7 +188,7 @@ def test_check_capsule_is_an_assertion(make_moe_capsule: Any, make_moe_subject: 
 
 @pytest.mark.parametrize("step", ["prepare_weights", "forward"])
 def test_an_exception_is_a_failure_with_its_words(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: Rig, monkeypatch: pytest.MonkeyPatch, step: str
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     from minisgl_cpu_sim.pure.moe import TorchMoE
 

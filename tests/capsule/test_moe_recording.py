@@ -21,7 +21,7 @@ from minisgl_core.core import SamplingParams
 from minisgl_core.engine import EngineConfig
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.llm import LLM
-from minisgl_core.testing import Rig, Subject
+from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -50,16 +50,16 @@ def moe_capsule(path: Path) -> MoECapsule:
     return capsule
 
 
-def assert_replays(capsule: MoECapsule, rig: Rig) -> None:
+def assert_replays(capsule: MoECapsule, rig: DeviceFixture) -> None:
     """On both executors, as recorded."""
     for name in ("moe:torch", "moe:cpu"):
-        report = replay(capsule, Subject.of(name, rig.facts), rig, repeats=0)
+        report = replay(capsule, BackendUnderTest.of(name, rig.facts), rig, repeats=0)
         assert report.passed and report.worst is not None, report.failure()
         assert max(layer.against_recorded for layer in report.layers) < 1e-5
 
 
 def test_chosen_steps_are_recorded_with_the_experts_that_they_used(
-    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, rig: Rig
+    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, rig: DeviceFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "minisgl_core"):
         tokens = answer(tiny("moe"), record=str(tmp_path / "steps"), cuda_graph_max_bs=4, **RECORD)
@@ -84,7 +84,7 @@ def test_chosen_steps_are_recorded_with_the_experts_that_they_used(
 
 @pytest.mark.parametrize("name", ["moe-mixed", "moe2"])
 def test_dense_layers_and_shared_experts_are_left_out(
-    tiny: Callable[[str], Path], tmp_path: Path, rig: Rig, name: str
+    tiny: Callable[[str], Path], tmp_path: Path, rig: DeviceFixture, name: str
 ) -> None:
     answer(tiny(name), record=str(tmp_path / "steps"), record_role="moe", record_steps="1")
     capsule = moe_capsule(tmp_path / "steps" / "step-000001-decode.safetensors")
@@ -93,7 +93,7 @@ def test_dense_layers_and_shared_experts_are_left_out(
 
 
 def test_random_weights_and_repacking_in_place_are_no_obstacle(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rig: Rig
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture
 ) -> None:
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
@@ -110,7 +110,7 @@ def test_random_weights_and_repacking_in_place_are_no_obstacle(
     assert_replays(moe_capsule(tmp_path / "steps" / "step-000002-decode.safetensors"), rig)
 
 
-def test_each_rank_records_its_own_width(tiny: Callable[[str], Path], tmp_path: Path, rig: Rig) -> None:
+def test_each_rank_records_its_own_width(tiny: Callable[[str], Path], tmp_path: Path, rig: DeviceFixture) -> None:
     answer(tiny("moe"), tp_size=2, record=str(tmp_path / "steps"), record_role="moe", record_steps="1")
     names = [f"step-000001-decode-rank{rank}.safetensors" for rank in (0, 1)]
     parts = [moe_capsule(tmp_path / "steps" / name) for name in names]
@@ -147,7 +147,7 @@ def test_the_size_is_found_while_the_experts_are_seen(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("role", ["moe", "attention"])
 def test_a_step_is_written_if_what_is_recorded_raised_and_dropped_if_something_else_did(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rig: Rig, role: str
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture, role: str
 ) -> None:
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
@@ -170,7 +170,7 @@ def test_a_step_is_written_if_what_is_recorded_raised_and_dropped_if_something_e
     capsule = moe_capsule(tmp_path / "steps" / names[1])
     assert capsule.origin["raised"] == "RuntimeError: a kernel failed"
     assert [layer.layer_id for layer in capsule.layers] == [0] and capsule.layers[0].out.isnan().all()
-    assert replay(capsule, Subject.of("moe:torch", rig.facts), rig, repeats=0).passed
+    assert replay(capsule, BackendUnderTest.of("moe:torch", rig.facts), rig, repeats=0).passed
 
 
 def test_when_nobody_looks_at_experts_they_are_not_wrapped(tiny: Callable[[str], Path], tmp_path: Path) -> None:

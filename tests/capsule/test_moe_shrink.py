@@ -21,10 +21,10 @@ from minisgl_core.capsule.moe.edits import (
 )
 from minisgl_core.capsule.replay import replay
 from minisgl_core.capsule.shrink import shrink, shrink_while
-from minisgl_core.testing import Rig, Subject
+from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
 
-def assert_right(capsule: MoECapsule, rig: Rig) -> None:
+def assert_right(capsule: MoECapsule, rig: DeviceFixture) -> None:
     """What it holds as recorded is the reference's answer on what it holds as inputs, and a right backend agrees."""
     for place, layer in enumerate(capsule.layers):
         assert capsule.errors(place, (layer.out,))[0] < 1e-6
@@ -32,11 +32,11 @@ def assert_right(capsule: MoECapsule, rig: Rig) -> None:
         assert named == list(range(len(layer.experts))) and len(layer.w13) == len(layer.w2) == len(named)
         assert len(layer.tokens) == len(layer.x) and set(layer.tokens.tolist()) <= set(range(sum(capsule.q_lens)))
     assert len(capsule.uids) <= len(capsule.q_lens)
-    report = replay(capsule, Subject.of("moe:torch", rig.facts), rig, repeats=0)
+    report = replay(capsule, BackendUnderTest.of("moe:torch", rig.facts), rig, repeats=0)
     assert report.passed, report.failure()
 
 
-def test_every_edit_keeps_a_capsule_right(make_moe_capsule: Any, rig: Rig) -> None:
+def test_every_edit_keeps_a_capsule_right(make_moe_capsule: Any, rig: DeviceFixture) -> None:
     capsule = make_moe_capsule(padded=1, top_k=3)
     short = make_moe_capsule((3, 1, 4), top_k=3, last_rows=True)
     for edited in (
@@ -94,7 +94,9 @@ def wrong_for_expert_five(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor,
     return out
 
 
-def test_what_is_left_is_what_the_failure_needs(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+def test_what_is_left_is_what_the_failure_needs(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+) -> None:
     capsule, subject = make_moe_capsule((5, 1, 6), layers=3, top_k=3), make_moe_subject(wrong_for_expert_five)
     tried = []
     small = shrink(capsule, subject, rig, lambda item, failed: tried.append(failed))
@@ -109,7 +111,9 @@ def test_what_is_left_is_what_the_failure_needs(make_moe_capsule: Any, make_moe_
     assert_right(small, rig)
 
 
-def test_numbers_that_do_not_matter_are_changed(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+def test_numbers_that_do_not_matter_are_changed(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+) -> None:
     """Two tokens with one expert in common: both stay, and the model shrinks to that expert."""
 
     def crowded(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
@@ -126,7 +130,7 @@ def test_numbers_that_do_not_matter_are_changed(make_moe_capsule: Any, make_moe_
 
 
 def test_widths_that_a_kernel_cannot_have_are_not_tried_in_its_place(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: Rig
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
 ) -> None:
     def picky(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
         if x.shape[1] % 4:
@@ -138,7 +142,7 @@ def test_widths_that_a_kernel_cannot_have_are_not_tried_in_its_place(
 
 
 def test_what_is_small_because_parts_are_missing_is_judged_like_the_whole(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: Rig
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
 ) -> None:
     """Else what rounding costs the whole would look wrong in a part, and be taken for the failure."""
     capsule: MoECapsule = make_moe_capsule(top_k=3).before_cuts()
@@ -150,7 +154,9 @@ def test_what_is_small_because_parts_are_missing_is_judged_like_the_whole(
     assert torch.equal(capsule.before_cuts().layers[1].size, sizes), "and it stays what it is"
 
 
-def test_padding_stays_if_the_failure_needs_it(make_moe_capsule: Any, make_moe_subject: Any, rig: Rig) -> None:
+def test_padding_stays_if_the_failure_needs_it(
+    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+) -> None:
     def wrong_beside_padding(out: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
         out[0] += 1.0 if len(x) > 2 else 0.0
         return out

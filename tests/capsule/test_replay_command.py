@@ -17,7 +17,7 @@ from minisgl_core.capsule.format import load_capsule
 from minisgl_core.cli.app import main
 from minisgl_core.errors import ConfigError
 from minisgl_core.settings.load import load_settings
-from minisgl_core.testing import Subject
+from minisgl_core.testing import BackendUnderTest
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +36,11 @@ def wrong(monkeypatch: pytest.MonkeyPatch, make_subject: Any) -> None:
         out[batch.view.kv_lens_device > 20] += 1.0
         return out
 
-    subject, of = make_subject(forgetful), Subject.of
+    subject, of = make_subject(forgetful), BackendUnderTest.of
     monkeypatch.setattr(
-        Subject, "of", lambda what, device, **more: subject if what == "attention:wrong" else of(what, device, **more)
+        BackendUnderTest,
+        "of",
+        lambda what, device, **more: subject if what == "attention:wrong" else of(what, device, **more),
     )
 
 

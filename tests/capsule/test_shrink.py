@@ -21,16 +21,16 @@ from minisgl_core.capsule.replay import replay
 from minisgl_core.capsule.shrink import shrink, shrink_while
 from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import LayerFacts
-from minisgl_core.testing import Rig, Subject
+from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
 PREFILL, DECODE = ((3, 9), (5, 5), (2, 17)), ((1, 9), (1, 5), (1, 17))
 
 
-def assert_right(capsule: AttentionCapsule, rig: Rig) -> None:
+def assert_right(capsule: AttentionCapsule, rig: DeviceFixture) -> None:
     """What it holds as recorded is the reference's answer on what it holds as inputs, and a right backend agrees."""
     for place, layer in enumerate(capsule.layers):
         assert capsule.errors(place, (layer.out,))[0] < 1e-6
-    report = replay(capsule, Subject.of("attention:torch", rig.facts), rig, repeats=0)
+    report = replay(capsule, BackendUnderTest.of("attention:torch", rig.facts), rig, repeats=0)
     assert report.passed, report.failure()
     live = capsule.page_ids[capsule.page_ids < capsule.num_pages]
     assert sorted(set(live.tolist())) == list(range(capsule.num_pages)), "no page is left over"
@@ -43,7 +43,7 @@ def assert_right(capsule: AttentionCapsule, rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rows", [PREFILL, DECODE])
-def test_every_edit_keeps_a_capsule_right(make_capsule: Any, rig: Rig, rows: Any) -> None:
+def test_every_edit_keeps_a_capsule_right(make_capsule: Any, rig: DeviceFixture, rows: Any) -> None:
     phase = "prefill" if rows is PREFILL else "decode"
     capsule = make_capsule(phase, rows)
     assert_right(capsule, rig)
@@ -84,7 +84,7 @@ def wrong_when_long(backend: Any, out: torch.Tensor, batch: Any, layer: int) -> 
     [("decode", ((1, 7), (1, 33), (1, 60), (1, 2))), ("prefill", ((7, 7), (9, 33), (4, 10)))],
 )
 def test_what_is_left_is_what_the_failure_needs(
-    make_capsule: Any, make_subject: Any, rig: Rig, phase: str, rows: Any
+    make_capsule: Any, make_subject: Any, rig: DeviceFixture, phase: str, rows: Any
 ) -> None:
     layers = (LayerFacts(0.3), LayerFacts(0.4), LayerFacts(0.3), LayerFacts(0.4))
     capsule, subject = make_capsule(phase, rows, layers, kv_heads=4), make_subject(wrong_when_long)
@@ -100,7 +100,7 @@ def test_what_is_left_is_what_the_failure_needs(
     assert_right(small, rig)
 
 
-def test_an_exception_is_not_traded_for_another(make_capsule: Any, make_subject: Any, rig: Rig) -> None:
+def test_an_exception_is_not_traded_for_another(make_capsule: Any, make_subject: Any, rig: DeviceFixture) -> None:
     def picky(backend: Any, out: torch.Tensor, batch: Any, layer: int) -> torch.Tensor:
         if batch.view.max_kv > 20:
             raise OverflowError("too long")
@@ -110,7 +110,7 @@ def test_an_exception_is_not_traded_for_another(make_capsule: Any, make_subject:
     assert small.kv_lens == (21,)
 
 
-def test_a_step_that_is_right_cannot_be_shrunk(make_capsule: Any, make_subject: Any, rig: Rig) -> None:
+def test_a_step_that_is_right_cannot_be_shrunk(make_capsule: Any, make_subject: Any, rig: DeviceFixture) -> None:
     with pytest.raises(UsageError, match="computes this capsule right, so there is nothing to shrink"):
         shrink(make_capsule(), make_subject(), rig)
 

@@ -254,10 +254,10 @@ def test_a_backend_that_conforms_and_one_that_does_not(
         of_status=lambda status: [outcome for outcome in outcomes if outcome.status == status],
     )
     monkeypatch.setattr("minisgl_core.testing.verify", lambda *args, **more: report)
-    with pytest.raises(Failed, match=r"1 of 2 cases failed:\ntwo: wrong at 3$"):
+    with pytest.raises(Failed, match=r"1 of 2 checks failed:\ntwo: wrong at 3$"):
         conformance.conforms(candidate("linear", "plain"), here)
     outcomes[:] = [Outcome("one", "skipped", detail="needs 2 GPUs")]
-    with pytest.raises(Skipped, match="no case could be run: needs 2 GPUs"):
+    with pytest.raises(Skipped, match="no check could be run: needs 2 GPUs"):
         conformance.conforms(candidate("linear", "plain"), here)
     absent = candidate("linear", "plain")
     absent = replace(absent, spec=replace(absent.spec, requires=("import:no_such_module",)))
@@ -275,7 +275,7 @@ def test_shapes_are_right_or_refused(here: Here, figures: Any, monkeypatch: pyte
     monkeypatch.setattr(geometry, "prebuilt", lambda spec, may_compile: narrow)
     geometry.run(torch_attention, here)
     assert (figures()["right"], figures()["left out"]) == (total - 2, 2)
-    monkeypatch.setattr(geometry.AttentionCase, "run", lambda *args: 1 // 0)
+    monkeypatch.setattr(geometry.AttentionCheck, "run", lambda *args: 1 // 0)
     with pytest.raises(Failed, match="shapes are wrong:\nprefill/heads=9/3,head_dim=64: ZeroDivisionError"):
         geometry.run(torch_attention, here)
 

@@ -18,7 +18,7 @@ from minisgl_core.cli.app import main
 from minisgl_core.plugin_api import Caps
 from minisgl_core.registry import Registry, discover
 from minisgl_core.scaffold import SCAFFOLDED_ROLES, Scaffold, write_distribution
-from minisgl_core.testing import GraphCase, Rig, Subject, cases_of
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, GraphCheck, checks_of
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -48,9 +48,9 @@ def test_a_scaffold_is_built_installed_tested_verified_and_generates_the_same_to
     assert modules == {f"{made.package}/{name}.py" for name in ("__init__", "plugin", role)}
     some = ("-k", "contract or ragged or replay or forward") if role in LINES else ()
     beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *some, str(made.folder))
-    thorough = ("--case", "contract") if role in LINES else ("--quick",)
+    thorough = ("--check", "contract") if role in LINES else ("--quick",)
     report = json.loads(beside.run("minisgl", "verify", f"{role}:{made.name}", "--json", *thorough).stdout)
-    assert report["passed"] and report["cases"]["passed"] >= 4
+    assert report["passed"] and report["checks"]["passed"] >= 4
     same_tokens(role, made.name, made.backend_flags)
     assert f"{made.name}@{made.distribution}" in beside.run(*shlex.split(made.explain), "--device", "cpu").stdout
     if role == "moe":  # the demo model has no experts, so what is typed next brings its own
@@ -67,7 +67,7 @@ def test_a_scaffold_passes_all_its_tests_and_the_whole_report_card(
     beside.install(made.folder)
     beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(made.folder))
     report = json.loads(beside.run("minisgl", "verify", f"{role}:demo_{role}", "--json").stdout)
-    assert report["passed"] and report["cases"]["note"] == 0
+    assert report["passed"] and report["checks"]["note"] == 0
 
 
 @pytest.mark.parametrize("role", ["attention", "moe"])
@@ -224,10 +224,10 @@ def test_the_graph_scaffold_records_where_a_platform_can(
     made = write_distribution("recorder", "graph", tmp_path, registry)
     monkeypatch.syspath_prepend(tmp_path / "src")
     spec = importlib.import_module(f"{made.package}.plugin").SPEC
-    subject = Subject(replace(spec, caps=(Caps(devices=("cpu",), graph="always"),)))
-    rig = Rig("cpu")
+    subject = BackendUnderTest(replace(spec, caps=(Caps(devices=("cpu",), graph="always"),)))
+    rig = DeviceFixture("cpu")
     rig.platform = CapturingCpu()
-    cases = [case for case in cases_of(subject, rig, quick=True) if isinstance(case, GraphCase)]
+    cases = [case for case in checks_of(subject, rig, quick=True) if isinstance(case, GraphCheck)]
     assert len(cases) >= 10
     with rig.active():
         for case in cases:

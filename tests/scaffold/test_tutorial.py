@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "write-a-backend.md").read_text()
 EXAMPLE = ROOT / "examples" / "custom_backend"
 PROJECT = "minisgl_blocked"
-FAILING = "minisgl verify attention:blocked --case softcap"
+FAILING = "minisgl verify attention:blocked --check softcap"
 SHORTER = {
     f"pytest {PROJECT}": ("-k", "contract or float32 and ragged"),
-    "minisgl verify attention:blocked": ("--case", "ragged"),
+    "minisgl verify attention:blocked": ("--check", "ragged"),
 }
-"""The long commands are run on a part of the cases here; `make test-all` runs all of them on the example."""
+"""The long commands are run on a part of the checks here; `make test-all` runs all of them on the example."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,15 @@ import torch
 from minisgl_core import testing
 from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, LayerFacts, MultipleOf, OneOf
-from minisgl_core.testing import AttentionCase, AttentionSuite, Mismatch, Rig, Subject, cases_of, ops_reference
+from minisgl_core.testing import (
+    AttentionCheck,
+    AttentionSuite,
+    BackendUnderTest,
+    DeviceFixture,
+    Mismatch,
+    checks_of,
+    ops_reference,
+)
 from minisgl_core.testing.attention_bench import AttentionBench, Geometry, whose
 from minisgl_core.testing.compare import close, fresh, same, unchanged
 from minisgl_core.testing.reference import attention, experts
@@ -58,7 +66,9 @@ def test_close_says_whose_the_worst_element_is() -> None:
 
 def test_the_bench_knows_rows_by_their_place_in_the_table() -> None:
     """A batch of rows 2 and 0 has their lengths, pages and contents, in that order."""
-    bench = AttentionBench(Rig("cpu"), Geometry("float32", "float32", 4, 1, 1, 8, (LayerFacts(1.0),)), 3, 9, 0)
+    bench = AttentionBench(
+        DeviceFixture("cpu"), Geometry("float32", "float32", 4, 1, 1, 8, (LayerFacts(1.0),)), 3, 9, 0
+    )
     lens, rows = ((1, 6), (2, 9)), (2, 0)
     bench.fill([6, 9], rows)
     view = bench.eager("prefill", lens, rows).view
@@ -140,10 +150,10 @@ def test_reference_filters_by_hand() -> None:
         assert ops_reference.kept_tokens(probs, top_k, top_p, min_p).tolist() == want
 
 
-def test_a_case_prints_as_python_that_makes_it_again() -> None:
-    case = AttentionCase(name="x", head_dim=80, layers=(LayerFacts(scale=0.25, window=3),))
-    assert eval(repr(case)) == case
-    assert repr(AttentionCase(name="plain")) == "AttentionCase(name='plain')"
+def test_a_check_prints_as_python_that_makes_it_again() -> None:
+    check = AttentionCheck(name="x", head_dim=80, layers=(LayerFacts(scale=0.25, window=3),))
+    assert eval(repr(check)) == check
+    assert repr(AttentionCheck(name="plain")) == "AttentionCheck(name='plain')"
 
 
 SPEC = BackendSpec(role="attention", name="x", factory="nowhere:X", caps=(Caps(devices=("cuda",), sm=(90, 90)),))
@@ -184,9 +194,9 @@ def test_boxes_beside_each_other_are_not_outside() -> None:
     """What lies outside one box and inside another is claimed."""
     box = {"devices": ("cpu",), "phases": ("decode",), "kv_layouts": ("NHD",), "gqa_ratios": ANY, "page_sizes": ANY}
     halves = [Caps(dtypes=(d,), kv_dtypes=(d,), head_dims=OneOf(64), **box) for d in ("float16", "bfloat16")]  # type: ignore[arg-type]
-    rig = Rig("cpu")
-    subject = Subject(BackendSpec(role="attention", name="x", factory="nowhere:X", caps=tuple(halves)))
-    names = [case.name for case in cases_of(subject, rig, quick=True)]
+    rig = DeviceFixture("cpu")
+    subject = BackendUnderTest(BackendSpec(role="attention", name="x", factory="nowhere:X", caps=tuple(halves)))
+    names = [check.name for check in checks_of(subject, rig, quick=True)]
     assert "outside/dtype=float32" in names and "outside/dtype=float16" not in names
     assert "box0/decode/float16/ragged" in names and "box1/decode/bfloat16/ragged" in names
     assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""The kit is tested by wrong backends: it must catch every one, and name the case that did."""
+"""The kit is tested by wrong backends: it must catch every one, and name the check that did."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minisgl_core.plugin_api import ANY, FUSABLE_OPS, OP_NAMES, BackendSpec, Caps, OneOf, Role
-from minisgl_core.testing import Rig, Subject, cases_of, run_cases
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, checks_of, run_checks
 from minisgl_core.testing.outside import Outsider
 
 pytest.importorskip("minisgl_cpu_sim")
@@ -38,7 +38,7 @@ FUSED = replace(FULL, ops=FUSABLE_OPS)
 
 @dataclass(frozen=True)
 class Mutant:
-    """``where``: part of the names of the cases that are run; ``says``: part of what the failed one says."""
+    """``where``: part of the names of the checks that are run; ``says``: part of what the failed one says."""
 
     role: Role
     name: str
@@ -177,22 +177,22 @@ MUTANTS = [
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig() -> Iterator[DeviceFixture]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent / "mutants"))
-        yield Rig("cpu")
+        yield DeviceFixture("cpu")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.role}-{mutant.name}-{mutant.where}")
-def test_mutant_is_caught(rig: Rig, mutant: Mutant) -> None:
-    subject = Subject(mutant.spec)
-    cases = [case for case in cases_of(subject, rig, quick=True) if mutant.where in case.name]
-    outcomes = run_cases(subject, cases, rig, finished=lambda outcome: outcome.status == "failed")
-    assert cases and outcomes[-1].status == "failed", f"{mutant.name} survives {[case.name for case in cases]}"
+def test_mutant_is_caught(rig: DeviceFixture, mutant: Mutant) -> None:
+    subject = BackendUnderTest(mutant.spec)
+    checks = [check for check in checks_of(subject, rig, quick=True) if mutant.where in check.name]
+    outcomes = run_checks(subject, checks, rig, finished=lambda outcome: outcome.status == "failed")
+    assert checks and outcomes[-1].status == "failed", f"{mutant.name} survives {[check.name for check in checks]}"
     caught = outcomes[-1]
     assert mutant.says in caught.detail, caught.detail
-    assert repr(caught.name) in caught.snippet and "check(SPEC" in caught.snippet
+    assert repr(caught.name) in caught.snippet and "assert_conforms(SPEC" in caught.snippet
 
 
 def test_the_documentation_counts_the_mutants() -> None:
@@ -203,23 +203,23 @@ def test_the_documentation_counts_the_mutants() -> None:
 
 
 @pytest.mark.parametrize("role", ["attention", "moe"])
-def test_the_base_of_the_mutants_is_right(rig: Rig, role: Role) -> None:
-    subject = Subject(
+def test_the_base_of_the_mutants_is_right(rig: DeviceFixture, role: Role) -> None:
+    subject = BackendUnderTest(
         Mutant(role, "Right", "", caps=FULL if role == "attention" else replace(FULL, graph="never")).spec
     )
-    outcomes = run_cases(subject, cases_of(subject, rig, quick=True), rig)
+    outcomes = run_checks(subject, checks_of(subject, rig, quick=True), rig)
     assert [(o.name, o.detail) for o in outcomes if o.status not in ("passed", "note")] == []
 
 
-def test_mutant_that_claims_too_little_is_noted(rig: Rig) -> None:
+def test_mutant_that_claims_too_little_is_noted(rig: DeviceFixture) -> None:
     """It is right at head_dims, dtypes and features that it does not declare."""
     caps = replace(FULL, head_dims=OneOf(64), features=frozenset({"window"}))
-    subject = Subject(Mutant("attention", "Right", "", caps=caps).spec)
-    cases = [case for case in cases_of(subject, rig, quick=True) if case.outside]
-    assert [case.name for case in cases] == ["outside/head_dim=32", "outside/head_dim=80", "outside/softcap"]
+    subject = BackendUnderTest(Mutant("attention", "Right", "", caps=caps).spec)
+    checks = [check for check in checks_of(subject, rig, quick=True) if check.outside]
+    assert [check.name for check in checks] == ["outside/head_dim=32", "outside/head_dim=80", "outside/softcap"]
     outsider = Outsider(timeout_s=120.0)
     try:
-        outcomes = run_cases(subject, cases, rig, outsider=outsider)
+        outcomes = run_checks(subject, checks, rig, outsider=outsider)
     finally:
         outsider.close()
     assert [outcome.status for outcome in outcomes] == ["note"] * 3

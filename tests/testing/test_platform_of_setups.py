@@ -18,9 +18,9 @@ from minisgl_core.engine.setups import Setups
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import API_VERSIONS, LinearSetup, MoESetup
 from minisgl_core.registry import detect_device
-from minisgl_core.testing import Rig
-from minisgl_core.testing.linear import LinearCase
-from minisgl_core.testing.moe import MoECase
+from minisgl_core.testing import DeviceFixture
+from minisgl_core.testing.linear import LinearCheck
+from minisgl_core.testing.moe import MoECheck
 
 
 def test_the_engines_setups_name_its_platform(tiny: Callable[[str], Path]) -> None:
@@ -31,9 +31,9 @@ def test_the_engines_setups_name_its_platform(tiny: Callable[[str], Path]) -> No
     assert [setup.platform for setup in made] == [platform] * 4
 
 
-@pytest.mark.parametrize("case", [LinearCase(name="one"), MoECase(name="one")], ids=["linear", "moe"])
+@pytest.mark.parametrize("case", [LinearCheck(name="one"), MoECheck(name="one")], ids=["linear", "moe"])
 def test_the_kits_setups_do_too(case: Any) -> None:
-    rig = Rig(detect_device("cpu"))
+    rig = DeviceFixture(detect_device("cpu"))
     subject: Any = SimpleNamespace(build=lambda setup, box: setup)
     assert case.build(subject, rig, None).platform is rig.platform
 

@@ -1,4 +1,4 @@
-"""``minisgl verify``: report cards, exit codes, and what a failed case prints."""
+"""``minisgl verify``: report cards, exit codes, and what a failed check prints."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendSpec]:
 
 
 def test_a_right_backend_gets_a_report_card(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["verify", "attention:torch", "--device", "cpu", "--quick", "--case", "window"]
+    arguments = ["verify", "attention:torch", "--device", "cpu", "--quick", "--check", "window"]
     assert main([*arguments, "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     assert card["backend"] == "attention:torch@minisgl-cpu-sim" and card["passed"] is True
-    assert card["cases"]["run"] == card["cases"]["passed"] == len(card["outcomes"]) >= 8
+    assert card["checks"]["run"] == card["checks"]["passed"] == len(card["outcomes"]) >= 8
     assert card["worst_errors"]["float32"]["error"] < 1e-4
     assert card["spec"]["caps"][0]["head_dims"] == "ANY" and card["versions"]["torch"] == torch.__version__
     assert card["device"]["kind"] == "cpu"
@@ -72,11 +72,11 @@ def test_the_whole_quick_suite_is_timed(capsys: pytest.CaptureFixture[str]) -> N
     assert all(speed["achieved"] > 0 and speed["limit"] > 0 and speed["microseconds"] > 0 for speed in speeds)
 
 
-def test_a_failed_case_prints_numbers_and_a_program_that_fails_alike(
+def test_a_failed_check_prints_numbers_and_a_program_that_fails_alike(
     offer: Callable[..., BackendSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     offer("WindowOffByOne")
-    assert main(["verify", "attention:mine", "--device", "cpu", "--quick", "--case", "window=16", "--json"]) == 1
+    assert main(["verify", "attention:mine", "--device", "cpu", "--quick", "--check", "window=16", "--json"]) == 1
     card = json.loads(capsys.readouterr().out)
     (failed,) = [outcome for outcome in card["outcomes"] if outcome["status"] == "failed"]
     assert failed["name"] == "decode/float32/window=16"
@@ -84,16 +84,16 @@ def test_a_failed_case_prints_numbers_and_a_program_that_fails_alike(
     with pytest.raises(Mismatch) as again:
         exec(failed["snippet"], {})
     assert str(again.value) == failed["detail"]
-    assert main(["verify", "attention:mine", "--device", "cpu", "--quick", "--case", "window=16"]) == 1
+    assert main(["verify", "attention:mine", "--device", "cpu", "--quick", "--check", "window=16"]) == 1
     text = capsys.readouterr().out
-    assert "FAILED decode/float32/window=16" in text and "check('attention:mine@dist-of-test', AttentionCase(" in text
+    assert "FAILED decode/float32/window=16" in text and "assert_conforms('attention:mine@dist-of-test', AttentionCheck(" in text
 
 
 def test_outside_the_caps_is_refused_and_tried(
     offer: Callable[..., BackendSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     offer("CannotDoHeadDim80")
-    arguments = ["verify", "attention:mine", "--device", "cpu", "--quick", "--case", "outside/head_dim", "--json"]
+    arguments = ["verify", "attention:mine", "--device", "cpu", "--quick", "--check", "outside/head_dim", "--json"]
     assert main(arguments) == 0
     outcomes = {outcome["name"]: outcome for outcome in json.loads(capsys.readouterr().out)["outcomes"]}
     assert outcomes["outside/head_dim=80"]["status"] == "passed"
@@ -106,7 +106,7 @@ def test_a_name_means_its_first_variant_that_runs_here(
 ) -> None:
     offer("Right", variant="absent", requires=("import:no_such_module",))
     offer("Right", variant="here")
-    assert main(["verify", "attention:mine", "--device", "cpu", "--case", "one_row", "--json"]) == 0
+    assert main(["verify", "attention:mine", "--device", "cpu", "--check", "one_row", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["backend"] == "attention:mine/here@dist-of-test"
     assert main(["verify", "attention:mine/absent", "--device", "cpu"]) == 1
     error = capsys.readouterr().err
@@ -134,11 +134,11 @@ def test_names_that_mean_nothing(name: str, message: str, capsys: pytest.Capture
 def test_a_text_that_no_name_holds_is_refused_with_names(
     extra: tuple[str, ...], names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["verify", "kv:torch", "--device", "cpu", *extra, "--case"]
-    assert main([*arguments, "nosuchcase"]) == 2
+    arguments = ["verify", "kv:torch", "--device", "cpu", *extra, "--check"]
+    assert main([*arguments, "nosuchcheck"]) == 2
     said = capsys.readouterr()
     refused, _, told = said.err.partition("; ")
-    assert refused == "error: no case's name holds 'nosuchcase'" and told.startswith(names) and not said.out
+    assert refused == "error: no check's name holds 'nosuchcheck'" and told.startswith(names) and not said.out
     *_, last = told.split(": ")[-1].strip().split(", ")
     assert main([*arguments, last, "--json"]) == 0
     assert last in {outcome["name"] for outcome in json.loads(capsys.readouterr().out)["outcomes"]}

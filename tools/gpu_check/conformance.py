@@ -30,7 +30,7 @@ CASES: Final[Mapping[str, tuple[int, ...]]] = {
     "linear": (89,),
 }
 SHOWN: Final = 5
-"""Failed cases that are told with their details."""
+"""Failed checks that are told with their details."""
 
 
 def _half_without_features(spec: BackendSpec) -> BackendSpec:
@@ -95,13 +95,13 @@ def _operations(spec: BackendSpec) -> set[str]:
 
 def conforms(candidate: Candidate, here: Here) -> dict[str, Any]:
     """`minisgl verify ROLE:NAME` on this device."""
-    from minisgl_core.testing import Rig, Subject, verify
+    from minisgl_core.testing import BackendUnderTest, DeviceFixture, verify
 
     missing = [str(reason) for reason in check_requirements(candidate.spec, Installed())]
     if missing:
         raise Skipped(f"not installed: {'; '.join(missing)}")
-    rig = Rig(here.device)
-    subject = Subject.of(candidate.key, rig.facts)
+    rig = DeviceFixture(here.device)
+    subject = BackendUnderTest.of(candidate.key, rig.facts)
     subject = replace(subject, spec=prebuilt(subject.spec, here.may_compile))
     counts = {"passed": 0, "failed": 0, "note": 0, "skipped": 0}
 
@@ -115,8 +115,8 @@ def conforms(candidate: Candidate, here: Here) -> dict[str, Any]:
     failed = report.of_status("failed")
     if failed:
         told = [f"{outcome.name}: {outcome.detail.splitlines()[0]}" for outcome in failed[:SHOWN]]
-        raise Failed("\n".join([f"{len(failed)} of {len(report.outcomes)} cases failed:", *told]))
+        raise Failed("\n".join([f"{len(failed)} of {len(report.outcomes)} checks failed:", *told]))
     if not report.passed:
         reasons = {outcome.detail for outcome in report.of_status("skipped")}
-        raise Skipped("no case could be run: " + "; ".join(sorted(reasons)))
+        raise Skipped("no check could be run: " + "; ".join(sorted(reasons)))
     return {}

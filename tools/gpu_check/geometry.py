@@ -11,7 +11,7 @@ from minisgl_core.plugin_api import LayerFacts, Phase
 from minisgl_core.registry import Candidate, DeviceFacts, Registry
 from minisgl_core.registry.matching import match
 from minisgl_core.registry.requirements import Installed, check_requirements
-from minisgl_core.testing import AttentionCase, Rig, Subject
+from minisgl_core.testing import AttentionCheck, BackendUnderTest, DeviceFixture
 
 from .checks import Check, Here, Skipped, expect
 from .conformance import backends_here, label_of, needs_of, prebuilt
@@ -46,7 +46,7 @@ def checks(device: DeviceFacts, registry: Registry) -> list[Check]:
     ]
 
 
-def shapes(phase: Phase, dtype: str, tiny: bool) -> Iterator[AttentionCase]:
+def shapes(phase: Phase, dtype: str, tiny: bool) -> Iterator[AttentionCheck]:
     """The reported cases 1, 2, 16 and 68 for one phase."""
     heads, pages = (HEADS[:3], PAGES[:2]) if tiny else (HEADS, PAGES)
     for query, kv in heads:
@@ -62,8 +62,8 @@ def shapes(phase: Phase, dtype: str, tiny: bool) -> Iterator[AttentionCase]:
         yield replace(_case(phase, dtype, f"lengths,page_size={page}", 1, 2, 64), rows=lengths, page_size=page)
 
 
-def _case(phase: Phase, dtype: str, name: str, kv_heads: int, ratio: int, dim: int) -> AttentionCase:
-    return AttentionCase(
+def _case(phase: Phase, dtype: str, name: str, kv_heads: int, ratio: int, dim: int) -> AttentionCheck:
+    return AttentionCheck(
         name=f"{phase}/{name}",
         phase=phase,
         dtype=dtype,
@@ -80,8 +80,8 @@ def run(candidate: Candidate, here: Here) -> dict[str, Any]:
     missing = [str(reason) for reason in check_requirements(candidate.spec, Installed())]
     if missing:
         raise Skipped(f"not installed: {'; '.join(missing)}")
-    rig = Rig(here.device)
-    subject = Subject.of(candidate.key, rig.facts)
+    rig = DeviceFixture(here.device)
+    subject = BackendUnderTest.of(candidate.key, rig.facts)
     fast = prebuilt(subject.spec, here.may_compile)
     dtype = "bfloat16" if here.kind == "cuda" else "float32"
     counts = {"right": 0, "refused": 0, "left out": 0}
@@ -102,7 +102,7 @@ def run(candidate: Candidate, here: Here) -> dict[str, Any]:
     return {}
 
 
-def _is_right(subject: Subject, case: AttentionCase, rig: Rig, wrong: list[str]) -> bool:
+def _is_right(subject: BackendUnderTest, case: AttentionCheck, rig: DeviceFixture, wrong: list[str]) -> bool:
     try:
         with rig.active():
             case.run(subject, rig)

@@ -130,14 +130,14 @@ def _forget_workspaces(here: Here) -> None:
 
 def memory_comes_back(pair: dict[str, str], dtype: str, here: Here) -> dict[str, Any]:
     """Engines one after the other in one process: equal answers, and after each shutdown no more memory than before."""
-    from minisgl_core.testing import Rig
+    from minisgl_core.testing import DeviceFixture
 
     from .models import tiny_checkpoint
     from .serving import answers, greedy, serve
 
     model, prompts = tiny_checkpoint("q3-bf16"), [[7, 8, 9], list(range(3, 60))]
     left, given = [], []
-    with Rig(here.device).memory_watch() as in_use:
+    with DeviceFixture(here.device).memory_watch() as in_use:
         before = in_use()
 
         def grown() -> int:

@@ -11,7 +11,7 @@ import torch
 
 from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import AttentionBackend, BatchView, KVPool, Phase
-from minisgl_core.testing.rig import KitBatch
+from minisgl_core.testing.device_fixture import KitBatch
 
 if TYPE_CHECKING:
     from .watch import AttentionCall, AttentionStep

@@ -11,7 +11,7 @@ from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import AttentionSetup, BatchView
 from minisgl_core.registry.matching import kernel_page_size
 from minisgl_core.registry.query import Need
-from minisgl_core.testing.rig import KitBatch, dtype_named
+from minisgl_core.testing.device_fixture import KitBatch, dtype_named
 
 from ..run import Times
 from .capsule import AttentionCapsule
@@ -19,7 +19,7 @@ from .capsule import AttentionCapsule
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
     from minisgl_core.registry import DeviceFacts
-    from minisgl_core.testing import Rig, Subject
+    from minisgl_core.testing import BackendUnderTest, DeviceFixture
     from minisgl_core.testing.timing import Timer
 
 __all__ = ["AttentionRun", "attention_need"]
@@ -62,7 +62,7 @@ class _Pool:
 class AttentionRun:
     """A :class:`~minisgl_core.capsule.run.Run`."""
 
-    def __init__(self, capsule: AttentionCapsule, subject: Subject, box: Caps, rig: Rig) -> None:
+    def __init__(self, capsule: AttentionCapsule, subject: BackendUnderTest, box: Caps, rig: DeviceFixture) -> None:
         self._capsule, self._rig = capsule, rig
         self._page_size = kernel_page_size(box.page_sizes, capsule.geometry.page_size) or capsule.geometry.page_size
         self._backend = subject.build(_setup_of(capsule, self._page_size, rig))
@@ -113,7 +113,7 @@ class AttentionRun:
         self._backend.close()
 
 
-def _setup_of(capsule: AttentionCapsule, page_size: int, rig: Rig) -> AttentionSetup:
+def _setup_of(capsule: AttentionCapsule, page_size: int, rig: DeviceFixture) -> AttentionSetup:
     g = capsule.geometry
     return AttentionSetup(
         device=rig.device,

@@ -15,8 +15,8 @@ import torch
 
 from minisgl_core.plugin_api import Role
 from minisgl_core.testing import reference
+from minisgl_core.testing.device_fixture import dtype_named
 from minisgl_core.testing.moe import TOLERANCE
-from minisgl_core.testing.rig import dtype_named
 
 from ..base import Capsule, Geometry, RecordedLayer
 from ..difference import Difference, Place

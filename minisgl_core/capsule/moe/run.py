@@ -10,7 +10,7 @@ import torch
 
 from minisgl_core.plugin_api import MoESetup
 from minisgl_core.registry.query import Need
-from minisgl_core.testing.rig import dtype_named
+from minisgl_core.testing.device_fixture import dtype_named
 
 from ..run import Times
 from .capsule import MoECapsule, MoELayer
@@ -18,7 +18,7 @@ from .capsule import MoECapsule, MoELayer
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
     from minisgl_core.registry import DeviceFacts
-    from minisgl_core.testing import Rig, Subject
+    from minisgl_core.testing import BackendUnderTest, DeviceFixture
     from minisgl_core.testing.timing import Timer
 
 __all__ = ["MoERun", "moe_need"]
@@ -37,7 +37,7 @@ class MoERun:
     over the layers has a backend of its own, as weights are prepared once.
     """
 
-    def __init__(self, capsule: MoECapsule, subject: Subject, box: Caps, rig: Rig) -> None:
+    def __init__(self, capsule: MoECapsule, subject: BackendUnderTest, box: Caps, rig: DeviceFixture) -> None:
         del box
         self._capsule, self._subject, self._rig = capsule, subject, rig
         g = capsule.geometry

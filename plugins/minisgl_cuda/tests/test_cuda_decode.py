@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="cuda_decode needs triton")
 from pydantic import ValidationError
 
 from minisgl_core.plugin_api import AttentionSetup, BatchView, CannotRun, LayerFacts, OneOf
-from minisgl_core.testing import Rig, Subject, cases_of
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, checks_of
 from minisgl_cpu_sim.fakes import on_cpu
 from minisgl_cuda.attention import CudaDecodeAttention
 from minisgl_cuda.options import DecodeOptions
@@ -275,8 +275,8 @@ def test_one_launch_passes_the_conformance_kit() -> None:
     """The cases with several batches and with replays, in one box of the caps; the others take minutes interpreted."""
     spec = on_cpu(minisgl_attention_backends()[0])
     box = replace(spec.caps[0], head_dims=OneOf(64), gqa_ratios=OneOf(2), page_sizes=OneOf(16))
-    rig = Rig("cpu")
-    subject = Subject(replace(spec, caps=(box,)), options={"launches": 1, "programs": 8})
-    cases = {case.name: case for case in cases_of(subject, rig, quick=True)}
+    rig = DeviceFixture("cpu")
+    subject = BackendUnderTest(replace(spec, caps=(box,)), options={"launches": 1, "programs": 8})
+    cases = {case.name: case for case in checks_of(subject, rig, quick=True)}
     for name in KIT_CASES:
         cases[f"decode/float32/{name}"].conform(subject, rig)

@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton", reason="the Triton variant needs triton")
 import triton.language as tl  # noqa: E402
 from sampled_rows import DEVICE, EDGE, NEAR, ON_GPU, Found, Row, order_of, randn, run, scores  # noqa: E402
 
-from minisgl_core.testing import Rig, Subject, cases_of  # noqa: E402
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, checks_of  # noqa: E402
 from minisgl_cpu_sim.fakes import on_cpu  # noqa: E402
 from minisgl_cuda.plugin import minisgl_layer_ops  # noqa: E402
 from minisgl_cuda.triton_ops import sample as module  # noqa: E402
@@ -294,6 +294,6 @@ def test_filters_pass_the_conformance_kit(name: str) -> None:
     """The other cases of the operation take minutes interpreted."""
     spec = on_cpu(next(s for s in minisgl_layer_ops() if "sample" in s.caps[0].ops))
     box = replace(spec.caps[0], ops=("sample",), dtypes=(name.split("/", maxsplit=1)[0],))
-    rig, subject = Rig("cpu"), Subject(replace(spec, caps=(box,)))
-    cases = {case.name: case for case in cases_of(subject, rig, quick=True)}
+    rig, subject = DeviceFixture("cpu"), BackendUnderTest(replace(spec, caps=(box,)))
+    cases = {case.name: case for case in checks_of(subject, rig, quick=True)}
     cases[f"sample/{name}"].conform(subject, rig)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from minisgl_core.plugin_api import BackendSpec, LayerFacts
-from minisgl_core.testing import AttentionCase, AttentionSuite
+from minisgl_core.testing import AttentionCheck, AttentionSuite
+from minisgl_core.testing.backend_under_test import BackendUnderTest
 from minisgl_core.testing.compare import Mismatch
-from minisgl_core.testing.rig import Rig
-from minisgl_core.testing.subject import Subject
+from minisgl_core.testing.device_fixture import DeviceFixture
 from minisgl_fa.plugin import minisgl_attention_backends
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # the library warns when it is imported
@@ -50,10 +50,10 @@ class TestFlashAttention2(AttentionSuite):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("kv_heads", "gqa_ratio"), [(8, 2), (1, 5)])
 def test_fa3_prefill_without_any_prefix(options: dict[str, Any], head_dim: int, kv_heads: int, gqa_ratio: int) -> None:
-    rig = Rig("auto")
+    rig = DeviceFixture("auto")
     if rig.facts.sm != 90:
         pytest.skip("FlashAttention 3 runs on Hopper")
-    case = AttentionCase(
+    case = AttentionCheck(
         name="fresh",
         phase="prefill",
         dtype="bfloat16",
@@ -64,17 +64,17 @@ def test_fa3_prefill_without_any_prefix(options: dict[str, Any], head_dim: int, 
         rows=((1, 1), (70, 70), (1000, 1000), (129, 129)),
     )
     with rig.active():
-        case.run(Subject(_bfloat16(SPECS["fa3"]), options=options), rig)
+        case.run(BackendUnderTest(_bfloat16(SPECS["fa3"]), options=options), rig)
 
 
 def _with_nan_tails(**changes: Any) -> bool:
     """Does fa3 give right results although the unused tail of each last page is NaN?"""
-    rig = Rig("auto")
+    rig = DeviceFixture("auto")
     if rig.facts.sm != 90:
         pytest.skip("FlashAttention 3 runs on Hopper")
     spec = SPECS["fa3"]
-    subject = Subject(replace(spec, caps=tuple(replace(box, finite_tail=False) for box in spec.caps)))
-    case = AttentionCase(
+    subject = BackendUnderTest(replace(spec, caps=tuple(replace(box, finite_tail=False) for box in spec.caps)))
+    case = AttentionCheck(
         **{
             "name": "tail",
             "dtype": "bfloat16",

@@ -12,7 +12,7 @@ import torch
 from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.plugin_api import AttentionSetup, LayerFacts
 from minisgl_core.testing.attention_bench import AttentionBench, Geometry
-from minisgl_core.testing.rig import Rig
+from minisgl_core.testing.device_fixture import DeviceFixture
 from minisgl_cpu_sim.fakes import flashinfer as library
 from minisgl_cpu_sim.fakes import inject
 from minisgl_flashinfer.attention import FlashInferAttention
@@ -130,7 +130,9 @@ SMALL = FlashInferOptions(workspace_mib=16)
 
 
 def _bench() -> AttentionBench:
-    bench = AttentionBench(Rig("cpu"), Geometry("float32", "float32", 16, 2, 4, 64, (LayerFacts(0.1),)), 3, 128, 0)
+    bench = AttentionBench(
+        DeviceFixture("cpu"), Geometry("float32", "float32", 16, 2, 4, 64, (LayerFacts(0.1),)), 3, 128, 0
+    )
     bench.fill([1, 20, 70])
     return bench
 
@@ -222,7 +224,7 @@ def test_graphs_of_many_rows_have_room_for_their_partial_results(
     """The fake, like the library, refuses a plan whose partial results do not fit."""
     inject(monkeypatch, "flashinfer")
     geometry = Geometry("float32", "float32", 16, 8, 40, 64, (LayerFacts(0.1),))
-    bench = AttentionBench(Rig("cpu"), geometry, rows, 20, 0)
+    bench = AttentionBench(DeviceFixture("cpu"), geometry, rows, 20, 0)
     backend = FlashInferAttention(_setup(q_heads=40, kv_heads=8, max_batch=rows), SMALL)
     backend.init_capture_graph(20, (rows,))
     assert (backend._graph_workspace is not backend._workspace) is own

@@ -12,7 +12,7 @@ import torch
 
 from minisgl_core.plugin_api import OneOf
 from minisgl_core.testing import AttentionSuite, OpsSuite
-from minisgl_core.testing.rig import Rig
+from minisgl_core.testing.device_fixture import DeviceFixture
 from minisgl_flashinfer.plugin import minisgl_attention_backends, minisgl_layer_ops
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # the library warns when it is imported
@@ -52,7 +52,7 @@ class TestFlashInferSampling(OpsSuite):
 def test_the_page_list_is_what_the_view_says() -> None:
     from minisgl_flashinfer.pages import flatten_pages
 
-    rig = Rig("auto")
+    rig = DeviceFixture("auto")
     if rig.facts.kind != "cuda":
         pytest.skip("the other body of the operation has a test of its own")
     rig.platform.activate()

@@ -1,4 +1,4 @@
-"""The device that cases run on: its platform, capture on it, and how much memory is in use."""
+"""The device that checks run on: its platform, capture on it, and how much memory is in use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from minisgl_core.registry.requirements import Installed, check_requirements
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import BatchLike, BatchView, Phase, Platform
 
-__all__ = ["Captured", "KitBatch", "Rig", "dtype_named"]
+__all__ = ["Captured", "DeviceFixture", "KitBatch", "dtype_named"]
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -55,8 +55,8 @@ class Captured:
     close: Callable[[], None]
 
 
-class Rig:
-    """One device. Everything that a case does to it goes through the platform, as in the engine."""
+class DeviceFixture:
+    """One device. Everything that a check does to it goes through the platform, as in the engine."""
 
     def __init__(self, device: DeviceFacts | str = "auto", index: int = 0) -> None:
         self.facts = detect_device(device) if isinstance(device, str) else device
@@ -76,7 +76,7 @@ class Rig:
             torch.set_float32_matmul_precision(precision)
 
     def generator(self, seed: int) -> torch.Generator:
-        """Random numbers from the host, so that a case has the same data on every device."""
+        """Random numbers from the host, so that a check has the same data on every device."""
         return torch.Generator().manual_seed(seed)
 
     def capture(self, step: Callable[[], tuple[torch.Tensor, ...]], batch: BatchLike | None = None) -> Captured:
@@ -143,7 +143,7 @@ class _StepHost:
         return self.batch
 
     def prepare_replay(self, batch: Any) -> None:
-        """The case itself calls the backend's."""
+        """The check itself calls the backend's."""
 
     def input_buffers(self) -> Mapping[str, torch.Tensor]:
         return {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
-from .case import Case, Finding, box_of
+from .check import Check, Result, box_of
 from .compare import Mismatch, fresh, unchanged
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from minisgl_core.plugin_api import Caps
 
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["Draw", "Trial", "TrialCase", "check_growth", "spread"]
+__all__ = ["CallCheck", "CheckRun", "Draw", "check_growth", "spread"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -32,8 +32,8 @@ GROWTH_STEPS = 4
 class Draw:
     """Random tensors on the device; the same numbers on every device."""
 
-    def __init__(self, rig: Rig, seed: int) -> None:
-        self.device, self._random = rig.device, rig.generator(seed)
+    def __init__(self, fixture: DeviceFixture, seed: int) -> None:
+        self.device, self._random = fixture.device, fixture.generator(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
         """Standard normal, times ``scale``, rounded to ``dtype``."""
@@ -48,8 +48,8 @@ class Draw:
         return torch.randperm(count, generator=self._random).to(self.device)
 
 
-class Trial:
-    """What a case does to its backend. Results that :attr:`is_new` must not share memory with anything."""
+class CheckRun:
+    """What a check does to its backend. Results that :attr:`is_new` must not share memory with anything."""
 
     is_new = True
     may_overwrite: frozenset[str] = frozenset()
@@ -69,8 +69,8 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TrialCase(Case):
-    """A case that is one :class:`Trial`. ``how``: eager, replay (captured), rewritten (again and again on the same
+class CallCheck(Check):
+    """A check that is one :class:`CheckRun`. ``how``: eager, replay (captured), rewritten (again and again on the same
     tensors, which hold something else each time), in_turn (several backends side by side), or growth (memory after
     warm-up).
     """
@@ -79,11 +79,11 @@ class TrialCase(Case):
     dtype: str = "float32"
     seed: int = 0
 
-    def trial(self, backend: Any, rig: Rig) -> Trial:
-        """The call that this case makes."""
+    def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
+        """The call that this check makes."""
         raise NotImplementedError
 
-    def build(self, subject: Subject, rig: Rig, box: Caps | None) -> Any:
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
         """The backend, told what the core would tell it."""
         raise NotImplementedError
 
@@ -93,35 +93,37 @@ class TrialCase(Case):
         """
         return (replace(self, seed=self.seed + 100),)
 
-    def run(self, subject: Subject, rig: Rig) -> Finding:
+    def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
         if self.how == "in_turn":
-            return Finding({self.dtype: self._in_turn(subject, rig)})
-        backend = self.build(subject, rig, box_of(subject, self, rig))
-        trial = self.trial(backend, rig)
+            return Result({self.dtype: self._in_turn(under_test, fixture)})
+        backend = self.build(under_test, fixture, box_of(under_test, self, fixture))
+        check_run = self.check_run(backend, fixture)
         run = {"eager": _eager, "replay": _replay, "rewritten": _rewritten, "growth": _growth}[self.how]
-        worst = run(trial, rig, self.seed)
-        rig.platform.synchronize()
+        worst = run(check_run, fixture, self.seed)
+        fixture.platform.synchronize()
         backend.close()
-        return Finding({self.dtype: worst})
+        return Result({self.dtype: worst})
 
-    def _in_turn(self, subject: Subject, rig: Rig) -> float:
+    def _in_turn(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> float:
         """Several backends live beside each other. All are called whenever one has come to life, and the first once
         more when the others are closed.
         """
-        alive: list[tuple[Any, Trial, Draw]] = []
+        alive: list[tuple[Any, CheckRun, Draw]] = []
         worst = 0.0
-        for case in (self, *self.siblings()):
-            backend = case.build(subject, rig, box_of(subject, case, rig))
-            alive.append((backend, case.trial(backend, rig), Draw(rig, case.seed)))
-            for place, (_, trial, draw) in enumerate(alive):
+        for check in (self, *self.siblings()):
+            backend = check.build(under_test, fixture, box_of(under_test, check, fixture))
+            alive.append((backend, check.check_run(backend, fixture), Draw(fixture, check.seed)))
+            for place, (_, check_run, draw) in enumerate(alive):
                 what = f"a call of instance {place} of {len(alive)}"
-                worst = max(worst, _judged(trial, trial.draw(draw), what))
-        rig.platform.synchronize()
+                worst = max(worst, _judged(check_run, check_run.draw(draw), what))
+        fixture.platform.synchronize()
         for backend, _, _ in alive[1:]:
             backend.close()
-        backend, trial, draw = alive[0]
-        worst = max(worst, _judged(trial, trial.draw(draw), "a call of instance 0, after the others were closed"))
-        rig.platform.synchronize()
+        backend, check_run, draw = alive[0]
+        worst = max(
+            worst, _judged(check_run, check_run.draw(draw), "a call of instance 0, after the others were closed")
+        )
+        fixture.platform.synchronize()
         backend.close()
         return worst
 
@@ -133,7 +135,7 @@ def spread(rows: torch.Tensor, pad: int = 8) -> torch.Tensor:
     return wide[:, : rows.shape[1]]
 
 
-def check_growth(rig: Rig, step: Callable[[], object]) -> None:
+def check_growth(fixture: DeviceFixture, step: Callable[[], object]) -> None:
     """After some steps of warm-up, more of them leave no memory behind."""
 
     def steps(count: int) -> None:
@@ -141,7 +143,7 @@ def check_growth(rig: Rig, step: Callable[[], object]) -> None:
             step()
 
     steps(1)
-    with rig.memory_watch() as in_use:
+    with fixture.memory_watch() as in_use:
         steps(2)  # what is only replaced is counted from here on
         before = in_use()
         steps(GROWTH_STEPS)
@@ -150,49 +152,49 @@ def check_growth(rig: Rig, step: Callable[[], object]) -> None:
         raise Mismatch(f"{GROWTH_STEPS} steps after warm-up left {grown} bytes of tensors behind")
 
 
-def _eager(trial: Trial, rig: Rig, seed: int) -> float:
-    draw = Draw(rig, seed)
-    inputs = trial.draw(draw)
+def _eager(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
+    draw = Draw(fixture, seed)
+    inputs = check_run.draw(draw)
     given = _copies(inputs)
-    outputs = trial.call(inputs)
-    worst = trial.judge(given, outputs)
+    outputs = check_run.call(inputs)
+    worst = check_run.judge(given, outputs)
     for name, value in inputs.items():
-        if name not in trial.may_overwrite:
+        if name not in check_run.may_overwrite:
             unchanged(value, given[name], name)
-    if trial.is_new:
-        _check_new(trial, inputs, outputs, draw)
+    if check_run.is_new:
+        _check_new(check_run, inputs, outputs, draw)
     return worst
 
 
-def _check_new(trial: Trial, inputs: Tensors, outputs: tuple[torch.Tensor, ...], draw: Draw) -> None:
+def _check_new(check_run: CheckRun, inputs: Tensors, outputs: tuple[torch.Tensor, ...], draw: Draw) -> None:
     kept = [out.clone() for out in outputs]
-    later = trial.call(trial.draw(draw))
+    later = check_run.call(check_run.draw(draw))
     for number, (out, copy, second) in enumerate(zip(outputs, kept, later, strict=True)):
-        fresh(out, {k: v for k, v in inputs.items() if k not in trial.may_overwrite}, f"result {number}")
+        fresh(out, {k: v for k, v in inputs.items() if k not in check_run.may_overwrite}, f"result {number}")
         fresh(second, {"an earlier result": out}, f"result {number}")
         unchanged(out, copy, "an earlier result")
 
 
-def _judged(trial: Trial, inputs: Tensors, what: str) -> float:
+def _judged(check_run: CheckRun, inputs: Tensors, what: str) -> float:
     """One call; ``what`` names it in a complaint."""
     given = _copies(inputs)
-    return _judge(trial, given, trial.call(inputs), what)
+    return _judge(check_run, given, check_run.call(inputs), what)
 
 
-def _judge(trial: Trial, inputs: Tensors, outputs: Sequence[torch.Tensor], what: str) -> float:
+def _judge(check_run: CheckRun, inputs: Tensors, outputs: Sequence[torch.Tensor], what: str) -> float:
     try:
-        return trial.judge(inputs, outputs)
+        return check_run.judge(inputs, outputs)
     except Mismatch as found:
         raise Mismatch(f"{what}: {found}") from None
 
 
-def _rewritten(trial: Trial, rig: Rig, seed: int) -> float:
-    draw = Draw(rig, seed)
-    inputs = trial.draw(draw)
+def _rewritten(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
+    draw = Draw(fixture, seed)
+    inputs = check_run.draw(draw)
     worst = 0.0
     for number in range(CALLS):
-        worst = max(worst, _judged(trial, inputs, f"call {number} on the same tensors, rewritten"))
-        _rewrite(inputs, trial.draw(draw))
+        worst = max(worst, _judged(check_run, inputs, f"call {number} on the same tensors, rewritten"))
+        _rewrite(inputs, check_run.draw(draw))
     return worst
 
 
@@ -201,29 +203,29 @@ def _rewrite(inputs: Tensors, values: Tensors) -> None:
         inputs[name].copy_(value)
 
 
-def _replay(trial: Trial, rig: Rig, seed: int) -> float:
+def _replay(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
     """Inputs at fixed addresses; a call with them before the capture must leave nothing behind that it relies on."""
-    draw = Draw(rig, seed)
-    inputs = trial.draw(draw)
+    draw = Draw(fixture, seed)
+    inputs = check_run.draw(draw)
 
     def step() -> tuple[torch.Tensor, ...]:
-        copies = _copies({name: inputs[name] for name in trial.may_overwrite if name in inputs})
-        return trial.call({**inputs, **copies})
+        copies = _copies({name: inputs[name] for name in check_run.may_overwrite if name in inputs})
+        return check_run.call({**inputs, **copies})
 
     step()
-    captured = rig.capture(step)
+    captured = fixture.capture(step)
     worst = 0.0
     for number in range(REPLAYS):
-        _rewrite(inputs, trial.draw(draw))
+        _rewrite(inputs, check_run.draw(draw))
         captured.replay()
-        worst = max(worst, _judge(trial, inputs, captured.outputs, f"replay {number}"))
+        worst = max(worst, _judge(check_run, inputs, captured.outputs, f"replay {number}"))
     captured.close()
     return worst
 
 
-def _growth(trial: Trial, rig: Rig, seed: int) -> float:
-    inputs = trial.draw(Draw(rig, seed))
-    check_growth(rig, lambda: trial.call(inputs))
+def _growth(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
+    inputs = check_run.draw(Draw(fixture, seed))
+    check_growth(fixture, lambda: check_run.call(inputs))
     return 0.0
 
 

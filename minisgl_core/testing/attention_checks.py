@@ -1,4 +1,4 @@
-"""Which attention cases a spec's caps call for: every claim at its ends, and what lies just beyond them."""
+"""Which attention checks a spec's caps call for: every claim at its ends, and what lies just beyond them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from minisgl_core.plugin_api import AnyValue, Caps, LayerFacts, Phase
 from minisgl_core.registry.matching import kernel_page_size
 
-from .attention import AttentionCase
-from .case import collect
-from .subject import names_of
+from .attention import AttentionCheck
+from .backend_under_test import names_of
+from .check import collect
 from .values import inside, outside, usual
 
 if TYPE_CHECKING:
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["attention_cases"]
+__all__ = ["attention_checks"]
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 HEAD_DIMS: Final = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
@@ -42,22 +42,22 @@ GPU_CROWD: Final = _Crowd(264, LONG, 8)
 CPU_CROWD: Final = _Crowd(40, 1100, 2)
 
 
-def attention_cases(subject: Subject, rig: Rig, quick: bool) -> list[AttentionCase]:
-    """All cases, names unique, in a fixed order: inside first."""
-    on_gpu = rig.facts.kind == "cuda"
-    return collect(subject, rig, lambda box: _of_box(box, quick, on_gpu), lambda box: _beyond(box, quick))
+def attention_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[AttentionCheck]:
+    """All checks, names unique, in a fixed order: inside first."""
+    on_gpu = fixture.facts.kind == "cuda"
+    return collect(under_test, fixture, lambda box: _of_box(box, quick, on_gpu), lambda box: _beyond(box, quick))
 
 
-def _of_box(box: Caps, quick: bool, on_gpu: bool) -> Iterator[AttentionCase]:
+def _of_box(box: Caps, quick: bool, on_gpu: bool) -> Iterator[AttentionCheck]:
     for phase in box.phases:
         yield from _of_phase(box, phase, quick, on_gpu)
 
 
-def _base(box: Caps, phase: Phase, dtype: str) -> AttentionCase:
+def _base(box: Caps, phase: Phase, dtype: str) -> AttentionCheck:
     kv_dtypes = names_of(box.kv_dtypes, DTYPES)
     page = usual(box.page_sizes, 16, PAGE_SIZES) or 16
     dim = usual(box.head_dims, 64, HEAD_DIMS) or 64
-    return AttentionCase(
+    return AttentionCheck(
         name=f"{phase}/{dtype}",
         phase=phase,
         dtype=dtype,
@@ -83,7 +83,7 @@ def _ragged(phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
     return (*((n, n) for n in around), (1, 17), (16, 33), (2, page + 2), (page + 1, 2 * page + 1), (70, 130))
 
 
-def _of_phase(box: Caps, phase: Phase, quick: bool, on_gpu: bool) -> Iterator[AttentionCase]:
+def _of_phase(box: Caps, phase: Phase, quick: bool, on_gpu: bool) -> Iterator[AttentionCheck]:
     dtypes = names_of(box.dtypes, DTYPES)
     for dtype in dtypes:
         yield _named(_base(box, phase, dtype), "ragged")
@@ -97,11 +97,11 @@ def _of_phase(box: Caps, phase: Phase, quick: bool, on_gpu: bool) -> Iterator[At
         yield from _replays(box, dtypes, quick, GPU_CROWD if on_gpu else CPU_CROWD)
 
 
-def _named(base: AttentionCase, what: str, **changes: Any) -> AttentionCase:
+def _named(base: AttentionCheck, what: str, **changes: Any) -> AttentionCheck:
     return replace(base, name=f"{base.name}/{what}", **changes)
 
 
-def _varied(box: Caps, base: AttentionCase, quick: bool) -> Iterator[AttentionCase]:
+def _varied(box: Caps, base: AttentionCheck, quick: bool) -> Iterator[AttentionCheck]:
     """One declared field at a time, on fewer rows."""
     rows = _few(base)
     small = replace(base, rows=rows)
@@ -118,13 +118,13 @@ def _varied(box: Caps, base: AttentionCase, quick: bool) -> Iterator[AttentionCa
         yield _named(small, f"kv_heads={heads}", kv_heads=heads)
 
 
-def _few(base: AttentionCase) -> tuple[tuple[int, int], ...]:
+def _few(base: AttentionCheck) -> tuple[tuple[int, int], ...]:
     if base.phase == "decode":
         return ((1, 1), (1, 40), (1, 129))
     return ((33, 33), (1, 18), (40, 129))
 
 
-def _special(box: Caps, base: AttentionCase, quick: bool) -> Iterator[AttentionCase]:
+def _special(box: Caps, base: AttentionCheck, quick: bool) -> Iterator[AttentionCheck]:
     scale = base.layers[0].scale
     rows = _few(base)
     features = box.features
@@ -150,19 +150,19 @@ def _special(box: Caps, base: AttentionCase, quick: bool) -> Iterator[AttentionC
         for prompt in (129, 577) if quick else (65, 129, 257, 577, 1025):  # just beyond every usual tile of queries
             yield _named(base, f"prompt={prompt}", rows=((prompt, prompt),), kv_heads=1)
             yield _named(base, f"prompt={prompt},cached=40", rows=((prompt, prompt + 40),), kv_heads=1)
-    yield _named(base, "in_flight", check="in_flight", rows=rows)
-    yield _named(base, "moved", check="moved", rows=rows)
-    yield _named(base, "in_turn", check="in_turn", rows=rows)
-    yield _named(base, "growth", check="growth", rows=rows)
+    yield _named(base, "in_flight", scenario="in_flight", rows=rows)
+    yield _named(base, "moved", scenario="moved", rows=rows)
+    yield _named(base, "in_turn", scenario="in_turn", rows=rows)
+    yield _named(base, "growth", scenario="growth", rows=rows)
 
 
-def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool, crowd: _Crowd) -> Iterator[AttentionCase]:
+def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool, crowd: _Crowd) -> Iterator[AttentionCheck]:
     for dtype in dtypes[:1] if quick else dtypes:
-        base = replace(_base(box, "decode", dtype), check="replay", rows=((1, 1),))
+        base = replace(_base(box, "decode", dtype), scenario="replay", rows=((1, 1),))
         yield _named(base, "replay")
-        yield _named(base, "replay_in_turn", check="replay_in_turn")
+        yield _named(base, "replay_in_turn", scenario="replay_in_turn")
         for ratio in dict.fromkeys((base.gqa_ratio, usual(box.gqa_ratios, 5, GQA_RATIOS) or base.gqa_ratio)):
-            shape = replace(base, check="crowd", kv_heads=crowd.kv_heads, gqa_ratio=ratio)
+            shape = replace(base, scenario="crowd", kv_heads=crowd.kv_heads, gqa_ratio=ratio)
             yield _named(shape, f"replay,rows={crowd.rows},gqa_ratio={ratio}", capture_rows=crowd.rows)
             yield _named(shape, f"replay,length={crowd.longest},gqa_ratio={ratio}", longest=crowd.longest)
         for page in inside(box.page_sizes, (1, 16, 64), quick):
@@ -173,7 +173,7 @@ def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool, crowd: _Crowd) -> 
             yield _named(base, "replay,window=20", layers=(LayerFacts(scale, window=20), LayerFacts(scale)))
 
 
-def _beyond(box: Caps, quick: bool) -> Iterator[AttentionCase]:
+def _beyond(box: Caps, quick: bool) -> Iterator[AttentionCheck]:
     """One step outside in one field; callers drop what another box claims."""
     phase, dtypes = (box.phases or ("decode",))[0], names_of(box.dtypes, DTYPES)
     base = _base(box, phase, (dtypes or DTYPES)[0])
@@ -196,7 +196,7 @@ def _beyond(box: Caps, quick: bool) -> Iterator[AttentionCase]:
             yield _named(base, "softcap", layers=(LayerFacts(scale, softcap=2.0),))
     for other in ("prefill", "decode"):
         if other not in box.phases:
-            case = replace(base, phase=other)
-            yield _named(case, other, rows=_few(case))
+            check = replace(base, phase=other)
+            yield _named(check, other, rows=_few(check))
     if box.graph == "never" and "decode" in box.phases:
-        yield _named(base, "replay", check="replay", phase="decode", rows=((1, 1),))
+        yield _named(base, "replay", scenario="replay", phase="decode", rows=((1, 1),))

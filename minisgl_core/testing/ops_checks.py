@@ -1,4 +1,4 @@
-"""Which cases of the layer operations a spec's caps call for."""
+"""Which checks of the layer operations a spec's caps call for."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl_core.plugin_api import OP_NAMES, Caps, SamplingMode
 
-from .attention_cases import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
-from .case import collect
-from .ops import OpsCase
-from .ops_sample import SampleCase
-from .subject import names_of
+from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
+from .backend_under_test import names_of
+from .check import collect
+from .ops import OpsCheck
+from .ops_sample import SampleCheck
 from .values import inside, outside, usual
 
 if TYPE_CHECKING:
-    from .rig import Rig
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
 
-__all__ = ["ops_cases"]
+__all__ = ["ops_checks"]
 
 MODES: tuple[SamplingMode, ...] = ("greedy", "random", "filtered")
 
 
-def ops_cases(subject: Subject, rig: Rig, quick: bool) -> list[OpsCase]:
-    """The cases of every operation that a box offers, and what lies just beyond it."""
-    offered = {op for box in subject.boxes(rig.facts) for op in box.ops}
-    return collect(subject, rig, lambda box: _of_box(box, quick), lambda box: _beyond(box, offered, quick))
+def ops_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[OpsCheck]:
+    """The checks of every operation that a box offers, and what lies just beyond it."""
+    offered = {op for box in under_test.boxes(fixture.facts) for op in box.ops}
+    return collect(under_test, fixture, lambda box: _of_box(box, quick), lambda box: _beyond(box, offered, quick))
 
 
-def _of_box(box: Caps, quick: bool) -> Iterator[OpsCase]:
+def _of_box(box: Caps, quick: bool) -> Iterator[OpsCheck]:
     for op in OP_NAMES:
         if op in box.ops:
             yield from _of_op(box, op, quick)
@@ -40,14 +40,14 @@ def _first_dtype(box: Caps) -> str:
     return (names_of(box.dtypes, DTYPES) or DTYPES)[0]
 
 
-def _of_op(box: Caps, op: str, quick: bool) -> Iterator[OpsCase]:
+def _of_op(box: Caps, op: str, quick: bool) -> Iterator[OpsCheck]:
     dtypes = names_of(box.dtypes, DTYPES)
     for place, dtype in enumerate(dtypes):
         thorough = place == 0 or not quick
         if op == "sample":
             yield from _sample(box, dtype, thorough, quick)
             continue
-        base = OpsCase(name=f"{op}/{dtype}", op=op, dtype=dtype)
+        base = OpsCheck(name=f"{op}/{dtype}", op=op, dtype=dtype)
         if op == "qk_norm_rope_store":
             base = _stored(box, base)
         yield _named(base, "usual")
@@ -61,11 +61,11 @@ def _of_op(box: Caps, op: str, quick: bool) -> Iterator[OpsCase]:
                 yield _named(base, "replay", how="replay")
 
 
-def _named(base: OpsCase, what: str, **changes: Any) -> OpsCase:
+def _named(base: OpsCheck, what: str, **changes: Any) -> OpsCheck:
     return replace(base, name=f"{base.name}/{what}", **changes)
 
 
-def _rows(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
+def _rows(box: Caps, base: OpsCheck, quick: bool) -> Iterator[OpsCheck]:
     """Norms and the activation: row counts, widths, and for norms where eps and overflow show."""
     for tokens in (1, 2, 130) if quick else (1, 2, 16, 130, 1025):
         yield _named(base, f"tokens={tokens}", tokens=tokens)
@@ -77,7 +77,7 @@ def _rows(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
         yield _named(base, "large_eps", eps=0.5)
 
 
-def _stored(box: Caps, base: OpsCase) -> OpsCase:
+def _stored(box: Caps, base: OpsCheck) -> OpsCheck:
     kv_dtypes = names_of(box.kv_dtypes, DTYPES)
     dim = usual(box.head_dims, 64, HEAD_DIMS) or 64
     return replace(
@@ -89,7 +89,7 @@ def _stored(box: Caps, base: OpsCase) -> OpsCase:
     )
 
 
-def _rope(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
+def _rope(box: Caps, base: OpsCheck, quick: bool) -> Iterator[OpsCheck]:
     dim = base.head_dim
     yield _named(base, "no_norm", norms=False)
     yield _named(base, "half_rotary", rotary_dim=dim // 2)
@@ -107,7 +107,7 @@ def _rope(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
         yield _named(base, f"kv_dtype={kv_dtype}", kv_dtype=kv_dtype)
 
 
-def _route(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
+def _route(box: Caps, base: OpsCheck, quick: bool) -> Iterator[OpsCheck]:
     for experts, top_k in ((8, 1), (8, 2), (60, 4), (128, 8), (4, 4)):
         for renormalize in (False, True):
             what = f"experts={experts},top_k={top_k}" + (",renormalize" if renormalize else "")
@@ -115,9 +115,9 @@ def _route(box: Caps, base: OpsCase, quick: bool) -> Iterator[OpsCase]:
     yield _named(base, "tokens=130", width=60, tokens=130)
 
 
-def _sample(box: Caps, dtype: str, thorough: bool, quick: bool) -> Iterator[SampleCase]:
+def _sample(box: Caps, dtype: str, thorough: bool, quick: bool) -> Iterator[SampleCheck]:
     for mode in MODES:
-        base = SampleCase(
+        base = SampleCheck(
             name=f"sample/{dtype}/{mode}", dtype=dtype, mode=mode, per_row_seed=box.per_row_seed, tokens=40, width=513
         )
         yield base
@@ -129,18 +129,18 @@ def _sample(box: Caps, dtype: str, thorough: bool, quick: bool) -> Iterator[Samp
         yield replace(base, name=f"{base.name}/rewritten", how="rewritten")
         yield replace(base, name=f"{base.name}/in_turn", how="in_turn")
         if mode != "greedy":
-            yield replace(base, name=f"{base.name}/frequencies", check="frequencies", tokens=4000, width=4)
+            yield replace(base, name=f"{base.name}/frequencies", scenario="frequencies", tokens=4000, width=4)
         if box.graph != "never":
             yield replace(base, name=f"{base.name}/replay", how="replay")
 
 
-def _beyond(box: Caps, offered: set[str], quick: bool) -> Iterator[OpsCase]:
+def _beyond(box: Caps, offered: set[str], quick: bool) -> Iterator[OpsCheck]:
     for op in OP_NAMES:
         if op not in offered:
-            yield OpsCase(name=f"outside/{op}", outside=True, op=op, dtype=_first_dtype(box))
+            yield OpsCheck(name=f"outside/{op}", outside=True, op=op, dtype=_first_dtype(box))
     dtypes = names_of(box.dtypes, DTYPES)
     op = next((name for name in OP_NAMES if name in box.ops), OP_NAMES[0])
-    make = SampleCase if op == "sample" else OpsCase
+    make = SampleCheck if op == "sample" else OpsCheck
     base = make(name=f"outside/{op}", op=op, outside=True, dtype=_first_dtype(box))
     for dtype in DTYPES:
         if dtype not in dtypes:
@@ -148,7 +148,7 @@ def _beyond(box: Caps, offered: set[str], quick: bool) -> Iterator[OpsCase]:
     if box.graph == "never":
         yield _named(base, "replay", how="replay")
     if "qk_norm_rope_store" in box.ops:
-        base = _stored(box, OpsCase(name="outside/qk_norm_rope_store", op="qk_norm_rope_store", outside=True))
+        base = _stored(box, OpsCheck(name="outside/qk_norm_rope_store", op="qk_norm_rope_store", outside=True))
         base = replace(base, dtype=_first_dtype(box))
         for dim in outside(box.head_dims, HEAD_DIMS, quick):
             yield _named(base, f"head_dim={dim}", head_dim=dim, rotary_dim=dim)

@@ -14,13 +14,13 @@ from minisgl_core.registry.query import Need
 from minisgl_core.registry.ranking import selects
 from minisgl_core.registry.requirements import Installed, check_requirements
 
-__all__ = ["Subject", "names_of"]
+__all__ = ["BackendUnderTest", "names_of"]
 
 NOT_INSTALLED = "not-installed"
 
 
 @dataclass(frozen=True)
-class Subject:
+class BackendUnderTest:
     """One backend. A spec that no installed plugin offers has the distribution ``not-installed``."""
 
     spec: BackendSpec
@@ -39,7 +39,7 @@ class Subject:
         role: Role | None = None,
         options: Mapping[str, Any] | None = None,
         registry: Registry | None = None,
-    ) -> Subject:
+    ) -> BackendUnderTest:
         """From a spec, or from ``ROLE:NAME[/variant][@distribution]`` of an installed plugin (the role may be left out
         if ``role`` is given). A name means its first variant that runs on this device.
 
@@ -74,7 +74,7 @@ class Subject:
         return cls._from(fitting[0], registry, options or {})
 
     @classmethod
-    def _from(cls, offer: Candidate, registry: Registry, options: Mapping[str, Any]) -> Subject:
+    def _from(cls, offer: Candidate, registry: Registry, options: Mapping[str, Any]) -> BackendUnderTest:
         record = next(p for p in registry.plugins if any(item.key == offer.key for item in p.candidates))
         module = record.entry_point.partition("=")[2].strip()
         return cls(offer.spec, offer.distribution, offer.version, module, options)

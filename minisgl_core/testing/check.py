@@ -1,0 +1,107 @@
+"""What a check is: plain data with a name, that runs against a backend and can be pasted into a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from minisgl_core.registry.matching import match
+
+from .hygiene import same_process
+
+if TYPE_CHECKING:
+    from minisgl_core.plugin_api import Caps
+    from minisgl_core.registry.query import Need
+
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
+
+__all__ = ["Check", "Result", "box_of", "collect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a passed check measured."""
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Worst error by dtype name, as :func:`~minisgl_core.testing.compare.close` measures it."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Check:
+    """A check with its parameters. :meth:`run` returns a :class:`Result`, or raises: then the backend failed it.
+
+    ``outside``: it lies outside the declared caps, so resolving must refuse it.
+    """
+
+    imports: ClassVar[str] = ""
+    """What a snippet with this check must import beyond ``assert_conforms`` and the class itself."""
+
+    name: str
+    outside: bool = False
+
+    def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
+        """Run against a fresh backend; ``fixture`` is active (see :meth:`conform`)."""
+        raise NotImplementedError
+
+    def conform(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
+        """:meth:`run` as the engine's thread would: on its stream, and leaving the process as it was."""
+        with fixture.active(), same_process():
+            return self.run(under_test, fixture)
+
+    def need(self, fixture: DeviceFixture) -> Need | None:
+        """What resolving would ask of the caps; None for checks that caps say nothing about."""
+        return None
+
+    def __repr__(self) -> str:
+        """Python that makes it again; fields at their defaults are left out."""
+        shown = [
+            f"{item.name}={value!r}"
+            for item in fields(self)
+            if (value := getattr(self, item.name)) != item.default and item.name != "outside"
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def snippet(self, under_test: BackendUnderTest, device: str) -> str:
+        """A program that runs just this check."""
+        target = repr(under_test.label) if under_test.installed else "SPEC"
+        comment = "" if under_test.installed else "  # SPEC: your BackendSpec"
+        names = f"{type(self).__name__}, assert_conforms"
+        lines = [f"from minisgl_core.testing import {names}", *filter(None, [self.imports])]
+        return "\n".join([*lines, f"assert_conforms({target}, {self!r}, device={device!r}){comment}"])
+
+
+def box_of(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> Caps | None:
+    """The box of caps that a check lies in; None outside."""
+    need = check.need(fixture)
+    return None if need is None else match(under_test.spec, need)[0]
+
+
+C = TypeVar("C", bound=Check)
+
+
+def collect(
+    under_test: BackendUnderTest,
+    fixture: DeviceFixture,
+    inside: Callable[[Caps], Iterable[C]],
+    beyond: Callable[[Caps], Iterable[C]],
+) -> list[C]:
+    """The checks of every box that speaks of this device, then what lies beyond each and in none of the others.
+
+    Names are unique: with several boxes they begin with the box's number, and of equal checks the first is kept.
+    """
+    boxes = under_test.boxes(fixture.facts)
+    found: dict[str, C] = {}
+    for number, box in enumerate(boxes):
+        prefix = f"box{number}/" if len(boxes) > 1 else ""
+        for check in inside(box):
+            found.setdefault(prefix + check.name, replace(check, name=prefix + check.name))
+    for box in boxes:
+        others = [other for other in boxes if other is not box]
+        for check in beyond(box):
+            need = check.need(fixture)
+            if need is None or not under_test.claims(need, others):
+                found.setdefault(check.name, check)
+    return list(found.values())
