@@ -12,7 +12,7 @@ import torch
 from minisgl_core.cli.app import main
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf
 from minisgl_core.registry import Candidate, PluginRecord, Registry
-from minisgl_core.testing import Mismatch, subject
+from minisgl_core.testing import Mismatch, backend_under_test
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -40,7 +40,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendSpec]:
         record = PluginRecord("dist-of-test", "x = mutants_attention", candidates=tuple(candidates))
         return Registry((record,))
 
-    monkeypatch.setattr(subject, "discover", registry)
+    monkeypatch.setattr(backend_under_test, "discover", registry)
 
     def make(name: str, **fields: object) -> BackendSpec:
         made = {"role": "attention", "name": "mine", "factory": f"mutants_attention:{name}", "caps": (CAPS,), **fields}
