@@ -86,7 +86,10 @@ def test_a_failed_check_prints_numbers_and_a_program_that_fails_alike(
     assert str(again.value) == failed["detail"]
     assert main(["verify", "attention:mine", "--device", "cpu", "--quick", "--check", "window=16"]) == 1
     text = capsys.readouterr().out
-    assert "FAILED decode/float32/window=16" in text and "assert_conforms('attention:mine@dist-of-test', AttentionCheck(" in text
+    assert (
+        "FAILED decode/float32/window=16" in text
+        and "assert_conforms('attention:mine@dist-of-test', AttentionCheck(" in text
+    )
 
 
 def test_outside_the_caps_is_refused_and_tried(
