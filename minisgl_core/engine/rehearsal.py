@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from minisgl_core.core import Context
-    from minisgl_core.plugin_api import Phase, StepOutput
+    from minisgl_core.plugin_api import Phase, SamplingMode, StepOutput
     from minisgl_core.registry import Plan
 
     from .config import EngineConfig
@@ -40,6 +40,13 @@ REHEARSED_SIZES = 5
 """Graphs of the largest size say what the shared memory of all takes, the others what each one adds to it: memory comes
 in blocks, so that one of them says little.
 """
+
+SAMPLED_ALIKE: Final[dict[SamplingMode, SamplingParams]] = {
+    "greedy": SamplingParams(max_tokens=1),
+    "random": SamplingParams(max_tokens=1, temperature=1.0),
+    "filtered": SamplingParams(max_tokens=1, temperature=1.0, top_k=2),
+}
+"""By mode: parameters of a request that is sampled so"""
 
 
 def rehearse(
@@ -107,13 +114,24 @@ class _Rehearsal:
         del kept
         for exponent in range(min(tokens, longest).bit_length()):
             self._pass(stage, attn, "prefill", (2**exponent,))
+        # Logits that were edited are sampled in float32, in each mode by other kernels.
+        for params in SAMPLED_ALIKE.values():
+            self._pass(stage, attn, "prefill", (1,), params)
+            self._pass(stage, attn, "prefill", (1,), replace(params, repetition_penalty=2.0))
 
-    def _pass(self, stage: Stage, attn: AttentionDispatcher, phase: Phase, lens: Sequence[int]) -> StepOutput:
-        """The last chunks, of ``lens`` tokens, of prompts of the longest kind; all rows ask for all that can be done
-        with their logits.
+    def _pass(
+        self,
+        stage: Stage,
+        attn: AttentionDispatcher,
+        phase: Phase,
+        lens: Sequence[int],
+        params: SamplingParams | None = None,
+    ) -> StepOutput:
+        """The last chunks, of ``lens`` tokens, of prompts of the longest kind; without ``params`` all rows request all
+        that can be done with their logits.
         """
         longest = self._ctx.max_seq_len - 1
-        prompt, params = torch.zeros(longest, dtype=torch.int32), dearest_params(self._ctx.config.vocab_size)
+        prompt, params = torch.zeros(longest, dtype=torch.int32), params or dearest_params(self._ctx.config.vocab_size)
         reqs = [Req(prompt, row, longest - n, 1, row, params) for row, n in enumerate(lens)]
         for req in reqs:
             req.prompt_len = 0  # all of it counts as output, for the penalties that look at nothing else

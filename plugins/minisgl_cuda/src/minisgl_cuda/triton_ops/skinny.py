@@ -129,7 +129,8 @@ def _gemv_kernel(
     tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+# One variant for any number of rows: a variant is compiled when it is first met, and no request may wait for that.
+@triton.jit(do_not_specialize=["M"])
 def _skinny_kernel(
     x_ptr,
     w_ptr,
