@@ -158,16 +158,14 @@ class SamplingParams:
         return not self.is_greedy and (self.top_k > 1 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property
-    def changes_logits(self) -> bool:
-        """Penalties or biases are in force."""
-        return bool(
-            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.logit_bias
-        )
+    def reads_output(self) -> bool:
+        """Penalties are in force: each token depends on the text before it, which the host knows."""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
 
     @property
-    def edits_logits(self) -> bool:
-        """Needs its logits changed before sampling, or read after it: sampled outside the step."""
-        return self.changes_logits or self.logprobs is not None
+    def changes_logits(self) -> bool:
+        """Penalties or biases are in force, as long as it runs."""
+        return self.reads_output or bool(self.logit_bias)
 
 
 def _derived_seed(seed: int | None, choice: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Penalties and biases: changes of logits that depend on what a Req has said, made outside the step.
+"""Penalties, biases and bans: changes of logits that one Req wants and others do not, made outside the step.
 
 A batch's rows that ask for them are dealt with part by part, each in a number of operations that does not depend on its
 rows. Shapes: C rows of a part, V vocabulary, N numbers of all rows of a part, row after row.
@@ -6,6 +6,7 @@ rows. Shapes: C rows of a part, V vocabulary, N numbers of all rows of a part, r
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from .upload import PackedUpload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from minisgl_core.core import Req, SamplingParams
     from minisgl_core.plugin_api import Platform
@@ -32,7 +33,7 @@ ROW_NUMBERS: Final = 7
 
 
 class RowEdit(NamedTuple):
-    """One request's penalties and biases, made ready once."""
+    """One request's penalties, biases and bans, made ready once."""
 
     penalties: np.ndarray
     """(3,) float32: repetition, presence, frequency"""
@@ -43,16 +44,17 @@ class RowEdit(NamedTuple):
     bias_ids: np.ndarray
     """int32, ascending, each once"""
     bias: np.ndarray
-    """float32"""
+    """float32; minus infinity bans a token"""
 
     @classmethod
-    def of(cls, params: SamplingParams, vocab_size: int) -> RowEdit:
-        """Biases of one token add up; those of tokens beyond the vocabulary are left out."""
+    def of(cls, params: SamplingParams, vocab_size: int, banned: Collection[int] = ()) -> RowEdit:
+        """Biases of one token add up. Tokens beyond the vocabulary are left out."""
         penalties = [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
         sums: dict[int, float] = {}
         for token, value in cast("Sequence[tuple[int, float]]", params.logit_bias):
             if token < vocab_size:
                 sums[token] = sums.get(token, 0.0) + value
+        sums |= dict.fromkeys((token for token in banned if token < vocab_size), -math.inf)
         ids = sorted(sums)
         return cls(
             np.array(penalties, dtype=np.float32),

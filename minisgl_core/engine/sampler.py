@@ -15,7 +15,7 @@ from .logprobs import LogprobRows, read_logprobs
 from .state import pack_params
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from minisgl_core.core import Batch, Req, SamplingParams
     from minisgl_core.plugin_api import LayerOps, SamplingMode
@@ -37,6 +37,8 @@ class Sampler:
         self._row_outside = np.zeros(state.dummy_row + 1, dtype=bool)
         """Of rows whose logits are edited or read outside the step: how is in the next two."""
         self._row_edit: list[RowEdit | None] = [None] * (state.dummy_row + 1)
+        self._ban_until = np.zeros(state.dummy_row + 1, dtype=np.int64)
+        """The ``device_len`` from which on the row's Req may end; 0 where nothing keeps it from it."""
         self._row_logprobs = np.full(state.dummy_row + 1, -1, dtype=np.int64)
         """-1 = none"""
         self._row_mode = np.zeros(state.dummy_row + 1, dtype=np.int8)
@@ -61,15 +63,32 @@ class Sampler:
 
     def _claim(self, req: Req, row: int) -> None:
         params = req.sampling_params
-        self._row_req[row], self._row_outside[row] = req, params.edits_logits
+        self._row_req[row] = req
         seed = (self._seed + req.uid if params.seed is None else params.seed) % 2**64
-        if self._row_params[row] is params and self._row_seed[row] == seed:
+        if self._row_params[row] is params and self._row_seed[row] == seed and not params.min_tokens:
             return
         self._row_params[row], self._row_seed[row] = params, seed
         self._row_mode[row] = 0 if params.is_greedy else 2 if params.is_filtered else 1
-        self._row_edit[row] = RowEdit.of(params, self._editor.vocab_size) if params.changes_logits else None
         self._row_logprobs[row] = -1 if params.logprobs is None else params.logprobs
         self._state.set_params(row, params, seed)
+        self._ban_until[row] = req.prompt_len + params.min_tokens if params.min_tokens else 0
+        self._set_edit(row, params, req.stop_ids if params.min_tokens else ())
+
+    def _set_edit(self, row: int, params: SamplingParams, banned: Collection[int]) -> None:
+        edited = params.changes_logits or bool(banned)
+        self._row_edit[row] = RowEdit.of(params, self._editor.vocab_size, banned) if edited else None
+        self._row_outside[row] = edited or params.logprobs is not None
+
+    def _lift_bans(self, batch: Batch) -> None:
+        """Let Reqs end that have their ``min_tokens``; unless edited otherwise they are sampled in the step again."""
+        rows = batch.rows_host()
+        until = self._ban_until[rows]
+        ended = rows[(until > 0) & (until <= batch.device_lens())]
+        if ended.size:
+            self._ban_until[ended] = 0
+            for row in ended.tolist():
+                self._set_edit(row, self._row_req[row].sampling_params, ())
+            self._outside = bool(self._row_outside[rows].any())
 
     def expected_params(self, rows: list[int]) -> torch.Tensor:
         """(len(rows), columns) int32 on the host: what these rows of ``DecodeState.params`` must hold."""
@@ -99,9 +118,10 @@ class Sampler:
         return self._ops.sample(logits, args, mode)
 
     def edited(self, logits: torch.Tensor, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of logits (B, V) the rows that penalties or biases change, part by part: (C,) int32 which rows, and float32
-        copies (C, V) after the changes. Both are to be let go before the next part.
+        """The rows of logits (B, V) that penalties, biases or bans change, part by part: (C,) int32 which rows, and
+        float32 copies (C, V) after the changes. Both are to be let go before the next part.
         """
+        self._lift_bans(batch)
         edits = [self._row_edit[row] for row in batch.rows_host().tolist()]
         rows = [row for row, edit in enumerate(edits) if edit is not None]
         if not rows:

@@ -226,7 +226,7 @@ class Scheduler:
             self._outs.append(PromptOut(req.uid, req.cached_len))
             req.extra.announced = True
         self._stops.add(req.stop_ids)
-        self._waits_for_host += req.sampling_params.edits_logits
+        self._waits_for_host += req.sampling_params.reads_output
 
     def _launch_decode(self) -> Flight | None:
         if not self._decode.quiet and not self._refresh_decode():
@@ -345,5 +345,5 @@ class Scheduler:
         self._stops.remove(req.stop_ids)
         self._resources.release(req)
         del self._reqs[req.uid]
-        self._waits_for_host -= req.sampling_params.edits_logits
+        self._waits_for_host -= req.sampling_params.reads_output
         self._prefill.unblock()

@@ -335,7 +335,17 @@ class Launches:
         return self._forward(batch, mode)
 
 
-@pytest.mark.parametrize(("params", "behind"), [({}, 1), ({"presence_penalty": 1.0}, 0), ({"logprobs": 0}, 0)])
+@pytest.mark.parametrize(
+    ("params", "behind"),
+    [
+        ({}, 1),
+        ({"presence_penalty": 1.0}, 0),
+        ({"repetition_penalty": 1.5}, 0),
+        ({"logprobs": 0}, 1),
+        ({"logit_bias": {3: 1.0}}, 1),
+        ({"min_tokens": 3}, 1),
+    ],
+)
 def test_overlap_launches_before_it_processes_except_where_the_host_is_needed(
     overlap: bool, params: dict[str, Any], behind: int
 ) -> None:
