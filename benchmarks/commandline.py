@@ -1,7 +1,7 @@
 """What the scripts here do alike: refuse a wrong call in one line, before anything is measured.
 
-A script makes a :class:`Parser` of its docstring, takes the types of its options from here, and ends with
-``raise SystemExit(run(main))``.
+A script makes a :class:`Parser` of its docstring, takes the types of its options from here, keeps :func:`about` with
+its figures, and ends with ``raise SystemExit(run(main))``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from minisgl_core.errors import MinisglError, UsageError
 from minisgl_core.files import require_writable_file, write_whole
 
-__all__ = ["Parser", "amount", "keep", "need_gpu", "output", "positive", "run"]
+__all__ = ["Parser", "about", "amount", "keep", "need_gpu", "output", "positive", "run"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,10 +25,18 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, doc: str | None) -> None:
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--commit", help="of this code, for the results; where no git checkout can say it")
 
     def error(self, message: str) -> NoReturn:
         """Without the usage before it."""
         self.exit(2, f"error: {' '.join(message.split())}\n")
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    """What every result is kept with: commit, device, versions, command line."""
+    from minisgl_core.bench.provenance import provenance
+
+    return provenance(at_commit=options.commit)
 
 
 def positive(text: str) -> int:

@@ -12,7 +12,6 @@ one left-padded batch.
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import sys
 import time
@@ -22,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minisgl_core import __version__
 from minisgl_core.checkpoint import open_source
 from minisgl_core.core import SamplingParams
 from minisgl_core.demo_model import ensure_demo_model
@@ -37,7 +34,7 @@ from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 
 sys.path.insert(0, str(Path(__file__).parent))
-from commandline import Parser, keep, output, positive, run
+from commandline import Parser, about, keep, output, positive, run
 from host_step import cpu_name, host_microseconds
 
 DECODE_TOKENS, PROMPT_LEN, PREFILL_LEN = 32, 32, 512
@@ -236,15 +233,8 @@ def main() -> None:
     bandwidth = read_bandwidth(options.threads)
     print_table(rows, host, bandwidth)
     if options.json:
-        versions = {
-            "minisgl": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        }
         result = {
-            "command": "python benchmarks/cpu.py " + " ".join(sys.argv[1:]),
-            "versions": versions,
+            **about(options),
             "machine": {"cpu": cpu_name(), "threads": options.threads, "read_bytes_per_s": bandwidth},
             "host_us_per_step": host,
             "rows": rows,

@@ -1,12 +1,12 @@
 """Every figure of docs/performance.md in one go: latency, prefill and offline of several geometries, random weights.
 
-    python benchmarks/gpu_all.py                                  # three geometries on a GPU, below ten minutes
+    python benchmarks/gpu_all.py                                  # the documented geometries on a GPU, ten minutes
     python benchmarks/gpu_all.py --geometries qwen3-0.6b --modes latency    # named ones run without a GPU too
     python benchmarks/gpu_all.py --split FILE --out benchmarks/results    # one JSON file for each result of FILE
 
 A geometry's engine starts once for all modes, in a process that may break without harm to the others. Each result is
 in the file as soon as it is there. Medians of three runs where the time allows, of at least one in any case: ``runs``
-in the JSON holds each of them.
+in the JSON holds each of them. A machine that is lent for minutes at a time measures some geometries in each call.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from commandline import Parser, amount, need_gpu, positive, run
+from commandline import Parser, about, amount, need_gpu, positive, run
 
 from minisgl_core.bench import make_workload
 from minisgl_core.bench.isolated import Finished, Lost, supervised
@@ -34,7 +34,7 @@ from minisgl_core.files import require_writable_folder, write_whole
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.registry import detect_device
 
-GEOMETRIES = ("qwen3-0.6b", "qwen3-14b", "qwen3-30b-a3b")
+GEOMETRIES = ("qwen3-0.6b", "qwen3-14b", "qwen3-30b-a3b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-4b")
 MODES = ("latency", "prefill", "offline")
 RESULTS = Path(__file__).parent / "results"
 CONTEXT = 4096
@@ -47,10 +47,12 @@ GRACE_S = 40.0
 @dataclass(frozen=True, slots=True)
 class Job:
     modes: tuple[str, ...]
-    runs: int
+    repeat: int
     requests: int | None
     deadline: float
     """By ``time.monotonic``, which all processes of a machine share"""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Kept with every result"""
 
 
 def share(deadline: float, parts: int) -> float:
@@ -81,9 +83,9 @@ def measure_one(connection: Connection, job: Job, name: str, folder: str, until:
         for at, mode in enumerate(job.modes):
             workload = make_workload(mode, requests=job.requests)
             result = session.measure(
-                workload, job.runs, warm_up=workload.warm_up(WARM_UP), until=share(until, len(job.modes) - at)
+                workload, job.repeat, warm_up=workload.warm_up(WARM_UP), until=share(until, len(job.modes) - at)
             )
-            connection.send(as_json(workload, name, result, session.plan, session.memory))
+            connection.send(as_json(workload, name, result, session, job.about))
 
 
 def device_name() -> str:
@@ -99,17 +101,17 @@ def measure_all(args: argparse.Namespace) -> int:
     names = tuple(args.geometries or GEOMETRIES)
     begin, device = time.monotonic(), device_name()
     target = args.out / f"{device}_all.json"
-    job = Job(tuple(args.modes), args.runs, args.requests, begin + args.seconds)
-    content: dict[str, Any] = {"device": device, "starts_s": {}, "errors": {}, "results": {}}
+    job = Job(tuple(args.modes), args.repeat, args.requests, begin + args.seconds, about(args))
+    content: dict[str, Any] = {**job.about, "starts_s": {}, "errors": {}, "results": {}}
     deadline = job.deadline + GRACE_S
     for name, message in supervised(measure_geometries, job, names, args.seconds, deadline):
         took = f"{time.monotonic() - begin:4.0f} s"
         if isinstance(message, Lost) or "error" in message:
             content["errors"][name] = message.why if isinstance(message, Lost) else message["error"]
             print(f"{took}  {name}: {content['errors'][name]}", flush=True)
-        elif "start_s" in message:
+        elif "mode" not in message:
             content["starts_s"][name] = message["start_s"]
-            print(f"{took}  {name}: stands after {message['start_s']:.1f} s", flush=True)
+            print(f"{took}  {name}: ready after {message['start_s']:.1f} s", flush=True)
         else:
             content["results"][f"{device}_{name}-{message['mode']}.json"] = message
             print(f"{took}  {name}: {line(message)}", flush=True)
@@ -120,11 +122,16 @@ def measure_all(args: argparse.Namespace) -> int:
 
 
 def line(result: Mapping[str, Any]) -> str:
-    figures = (
-        f"{result['tok_s']:,.0f} tok/s out, {result['in_tok_s']:,.0f} in, {result['tpot_ms']:.3f} ms per token, "
-        f"first after {result['ttft_ms']:.1f} ms, host {result['host_us_per_step']:.0f} us per step"
-    )
-    return f"{result['mode']}: {figures}, {result['limit_share']:.0%} of the limit, {len(result['runs'])} runs"
+    figures = [
+        f"{result['tok_s']:,.0f} tok/s out, {result['in_tok_s']:,.0f} in, first after {result['ttft_ms']:.1f} ms",
+        f"{result['limit_share']:.0%} of the limit, median of {result['repeat']}",
+        f"slowest {result['slowest']['seconds'] / result['seconds']:.2f} times the median",
+    ]
+    if result["tpot_ms"] is not None:
+        figures.append(f"{result['tpot_ms']:.3f} ms per token")
+    if result["host_us_steady"] is not None:
+        figures.append(f"host {result['host_us_steady']:.0f} us per steady step")
+    return f"{result['mode']}: {', '.join(figures)}"
 
 
 def split(source: Path, folder: Path) -> int:
@@ -148,7 +155,7 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--geometries", nargs="+", help=f"{', '.join(GEOMETRIES)} on a GPU")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=(*MODES, "shared-prefix"))
-    parser.add_argument("--runs", type=positive, default=3, help="where the time allows")
+    parser.add_argument("--repeat", type=positive, default=3, help="where the time allows")
     parser.add_argument("--requests", type=positive, help="instead of each mode's own number")
     parser.add_argument("--seconds", type=amount, default=520.0, help="time to divide among the geometries")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)), help="$OUT, or results/")

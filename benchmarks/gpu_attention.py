@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from commandline import Parser, keep, need_gpu, output, run
+from commandline import Parser, about, keep, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.plugin_api import LayerFacts
@@ -138,7 +138,7 @@ def main() -> None:
     """Every case; print as found, write the JSON."""
     parser = Parser(__doc__)
     parser.add_argument("--out", type=output, default="attention.json")
-    out = parser.parse_args().out
+    options = parser.parse_args()
     need_gpu()
     rig, found = DeviceFixture("auto"), []
     with rig.active():
@@ -152,8 +152,7 @@ def main() -> None:
                 for name in ("fa", "flashinfer"):
                     found.append(prefill(rig, name, rows, new, total, page))
                     print(found[-1])
-    facts = {"device": rig.facts.name, "torch": torch.__version__}
-    keep({**facts, "rows": found}, out, indent=None)
+    keep({**about(options), "rows": found}, options.out, indent=None)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 import torch
-import triton
-from commandline import Parser, amount, need_gpu, output, positive, run
+from commandline import Parser, about, amount, need_gpu, output, positive, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.platform import CudaPlatform
@@ -202,7 +201,7 @@ def main() -> None:
     gc.freeze()  # each capture collects garbage: let it not go through torch and Triton
     with args.out.open("w") as file:
         bench = Bench(file, heads, start + args.seconds)
-        bench.write(device=torch.cuda.get_device_name(), torch=torch.__version__, triton=triton.__version__)
+        bench.write(**about(args))
         for batch, length in LARGE if "large" in args.part else ():
             bench.compare(bench.work(batch, length), LARGE_OPTIONS)
         for batch, length in POINTS if "small" in args.part else ():

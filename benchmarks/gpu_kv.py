@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from commandline import Parser, keep, need_gpu, output, run
+from commandline import Parser, about, keep, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.platform import CudaPlatform
@@ -84,7 +84,7 @@ def main() -> None:
     parser = Parser(__doc__)
     out_dir = os.environ.get("OUT")
     parser.add_argument("--out", type=output, default=f"{out_dir}/kv.json" if out_dir else None)
-    out = parser.parse_args().out
+    options = parser.parse_args()
     need_gpu()
     platform = CudaPlatform(0)
     platform.activate()
@@ -114,9 +114,8 @@ def main() -> None:
             rows.append({"case": name, "backend": backend, "us": us, "bytes": size, "tb_s": size / us / 1e6})
             line += f"{us:11.2f} us {size / us / 1e6:4.2f} TB/s"
         print(line)
-    if out is not None:
-        found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-        keep(found, out)
+    if options.out is not None:
+        keep({**about(options), "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

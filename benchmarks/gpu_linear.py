@@ -1,6 +1,7 @@
 """Search the fastest tile of the skinny matrix products against cuBLAS, and write the table that minisgl-cuda ships.
 
     python benchmarks/gpu_linear.py --out skinny-sm90.json
+    python benchmarks/gpu_linear.py --models qwen3-4b --add skinny-sm90.json --out more.json    # keep what is in a file
 
 Each candidate runs inside a CUDA graph over several copies of the weight, so that none stays in the L2 cache, and waits
 for the one before it to end (no dependent launch), as cuBLAS does.
@@ -9,29 +10,37 @@ for the one before it to end (no dependent launch), as cuBLAS does.
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from commandline import Parser, keep, need_gpu, output, positive, run
+from commandline import Parser, about, amount, keep, need_gpu, output, run
 from tqdm import tqdm
 
+from minisgl_core.errors import UsageError
+from minisgl_core.modelconfig.geometries import geometry
 from minisgl_cuda.triton_ops.skinny import skinny_linear
 
-SHAPES = [
-    (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024),
-    (7168, 5120), (5120, 5120), (34816, 5120), (5120, 17408), (151936, 5120),
-    (5120, 2048), (2048, 4096), (128, 2048), (151936, 2048),
-    (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096),
-    (4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (152064, 3584),
-    (6144, 2560), (2560, 4096), (19456, 2560), (2560, 9728), (151936, 2560),
-]  # fmt: skip
-"""qkv, o, gate+up, down and head of Qwen3-0.6B and 14B; qkv, o, router and head of 30B-A3B; then as the first of
-Llama-3.1-8B, Qwen2.5-7B and Qwen3-4B."""
+MODELS = ("qwen3-0.6b", "qwen3-14b", "qwen3-30b-a3b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-4b")
 ROWS = (1, 4, 8, 16)
+WINS = 0.97
+"""A tile is used where it takes less than this share of cuBLAS's time: less is no noise."""
 WARM, REPEATS = 3, 12
 L2_BYTES = 60e6
+
+
+def shapes_of(name: str) -> list[tuple[int, int]]:
+    """(N, K) of qkv, o, gate+up and down (of a mixture of experts: the router), head."""
+    c = geometry(name)
+    heads, hidden = c.num_q_heads * c.head_dim, c.hidden_size
+    attention = [(heads + 2 * c.num_kv_heads * c.head_dim, hidden), (hidden, heads)]
+    mlp = [(2 * c.intermediate_size, hidden), (hidden, c.intermediate_size)]
+    return attention + (mlp if c.moe is None else [(c.moe.num_experts, hidden)]) + [(c.vocab_size, hidden)]
 
 
 def graph_microseconds(calls: list[Callable[[], object]]) -> float:
@@ -64,7 +73,7 @@ def tiles(rows: int, n: int, k: int) -> list[tuple[int, int, int, int]]:
     return [t for t in grid if t[0] * t[1] * t[3] * 2 <= 180_000]
 
 
-def measure(n: int, k: int, rows: int) -> dict[str, object]:
+def measure(n: int, k: int, rows: int) -> dict[str, Any]:
     """cuBLAS and the best tile for one shape."""
     copies = max(2, min(16, int(2 * L2_BYTES / (n * k * 2)) + 1))
     weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / k**0.5 for _ in range(copies)]
@@ -93,28 +102,47 @@ def measure(n: int, k: int, rows: int) -> dict[str, object]:
     }  # fmt: skip
 
 
+def table_of(measured: list[dict[str, Any]]) -> dict[str, list[tuple[int, list[int]]]]:
+    """The table that minisgl-cuda ships: by weight, for up to so many rows, the tile, or [] where cuBLAS serves."""
+    table: dict[str, list[tuple[int, list[int]]]] = {}
+    for row in sorted(measured, key=lambda row: row["rows"]):
+        wins = row["skinny_us"] < WINS * row["cublas_us"]
+        table.setdefault(f"{row['n']}x{row['k']}", []).append((row["rows"], list(row["tile"]) if wins else []))
+    return table
+
+
 def main() -> None:
-    """Measure every shape; print a table, write the JSON."""
+    """Measure every shape; print and keep each as it comes."""
     parser = Parser(__doc__)
     parser.add_argument("--out", type=output, default="skinny-sm90.json")
-    parser.add_argument("--shapes", type=positive, default=len(SHAPES), help="only the first so many shapes")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help=f"geometries; {', '.join(MODELS)}")
+    parser.add_argument("--add", type=Path, metavar="FILE", help="an earlier result, whose other weights are kept")
+    parser.add_argument("--seconds", type=amount, default=500.0, help="no further weight is begun after this")
     options = parser.parse_args()
+    shapes = list(dict.fromkeys(shape for name in options.models for shape in shapes_of(name)))
+    earlier = read_measured(options.add) if options.add else []
     need_gpu()
-    found: list[dict[str, object]] = []
-    table: dict[str, list[tuple[int, list[int]]]] = {}
-    for (n, k), rows in tqdm(list(itertools.product(SHAPES[: options.shapes], ROWS))):
-        row = measure(n, k, rows)
-        found.append(row)
-        wins = float(row["skinny_us"]) < 0.97 * float(row["cublas_us"])  # type: ignore[arg-type]
-        table.setdefault(f"{n}x{k}", []).append((rows, list(row["tile"]) if wins else []))  # type: ignore[call-overload]
-        print(
-            f"{n}x{k} M={rows}: cuBLAS {row['cublas_us']:.1f} us ({row['cublas_tb_s']:.2f} TB/s), "
-            f"skinny {row['skinny_us']:.1f} us ({row['skinny_tb_s']:.2f} TB/s) {row['tile']}, error {row['error']:.1e}"
-        )
-    device = torch.cuda.get_device_name()
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
-    content = {"device": device, "versions": versions, "tiles": table, "measured": found}
-    keep(content, options.out, indent=None)
+    begin, facts = time.monotonic(), about(options)
+    found = [row for row in earlier if (row["n"], row["k"]) not in shapes]
+    for n, k in tqdm(shapes):
+        if time.monotonic() - begin > options.seconds:
+            print(f"no time left for {n}x{k}")
+            continue
+        found += [measure(n, k, rows) for rows in ROWS]
+        for row in found[-len(ROWS) :]:
+            print(
+                f"{n}x{k} M={row['rows']}: cuBLAS {row['cublas_us']:.1f} us ({row['cublas_tb_s']:.2f} TB/s), skinny "
+                f"{row['skinny_us']:.1f} us ({row['skinny_tb_s']:.2f} TB/s) {row['tile']}, error {row['error']:.1e}"
+            )
+        keep({**facts, "tiles": table_of(found), "measured": found}, options.out, indent=None)
+
+
+def read_measured(path: Path) -> list[dict[str, Any]]:
+    """Raises :class:`UsageError` for a file without any."""
+    try:
+        return list(json.loads(path.read_text())["measured"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"--add {path} holds no measurements: {error}", field="--add", value=str(path)) from error
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from commandline import Parser, keep, need_gpu, output, positive, run
+from commandline import Parser, about, keep, need_gpu, output, positive, run
 from gpu_linear import L2_BYTES, graph_microseconds
 from gpu_ops import EPS, OneRank, randn
 from tqdm import tqdm
@@ -182,6 +182,15 @@ class Bench:
         return float((b.out.double() - want).abs().max() / want.abs().max())
 
 
+def parts_of(measured: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, list[int]]]]]:
+    """The parts of the table that minisgl-cuda ships, from what was measured; [] where the form loses."""
+    parts: dict[str, dict[str, list[tuple[int, list[int]]]]] = {part: {} for part in FUSED_PARTS.values()}
+    for row in measured:
+        entry = parts[row["form"]].setdefault(f"{row['n']}x{row['k']}", [])
+        entry.append((row["rows"], list(row["tile"]) if row["wins"] else []))
+    return parts
+
+
 def read_table(path: Path) -> dict[str, Any]:
     """Raises :class:`UsageError` for a file that is none."""
     try:
@@ -212,21 +221,16 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
         list(tqdm(pool.map(compile_tile, *zip(*jobs, strict=True), chunksize=4), total=len(jobs), desc="compiling"))
     bench, measured = Bench(), []
-    parts: dict[str, dict[str, list[tuple[int, list[int]]]]] = {part: {} for part in FUSED_PARTS.values()}
     for work in tqdm(works, desc="measuring"):
         row = bench.measure(work)
         measured.append(row)
-        entry = parts[row["form"]].setdefault(f"{work.n}x{work.k}", [])
-        entry.append((work.rows, list(row["tile"]) if row["wins"] else []))
         beside = f", {row['norm_then_act_us']:.2f} with the activation alone" if "norm_then_act_us" in row else ""
         print(
             f"{work.name}: fused {row['fused_us']:.2f} us {row['tile']} "
             f"({row['gigabytes'] / row['fused_us'] * 1e3:.2f} TB/s), separate {row['separate_us']:.2f} us{beside}, "
             f"error {row['error']:.1e}{'' if row['wins'] else ' (loses)'}"
         )
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
-    content = {**table, "device": torch.cuda.get_device_name(), "versions": versions, **parts, "measured": measured}
-    keep(content, options.out, indent=None)
+    keep({**table, **about(options), **parts_of(measured), "measured": measured}, options.out, indent=None)
 
 
 if __name__ == "__main__":

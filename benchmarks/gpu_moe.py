@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import triton
-from commandline import Parser, amount, need_gpu, positive, run
+from commandline import Parser, about, amount, need_gpu, positive, run
 from rich.console import Console
 from rich.table import Table
 
@@ -337,7 +336,7 @@ def report(row: dict[str, Any]) -> str:
 def main() -> None:
     args, start = arguments(), time.perf_counter()
     torch.manual_seed(0)
-    arch, device = CudaPlatform(0).sm, torch.cuda.get_device_name()
+    arch, facts = CudaPlatform(0).sm, about(args)
     geometry = Geometry(arch, args.dtype, args.experts, args.top_k, args.inner, args.hidden)
     hopper = arch >= 90
     table = load_table(geometry, (args.out, SHIPPED)) if args.no_search else None
@@ -345,7 +344,6 @@ def main() -> None:
     good = set() if args.no_search else compile_all(geometry, jobs, min(args.compile_seconds, args.seconds / 2))
     print(f"{time.perf_counter() - start:.0f} s until here", flush=True)
     layers, rows, tilings = random_layers(geometry, LAYERS), [], {}
-    facts = {"device": device, "torch": torch.__version__, "triton": triton.__version__}
     for tokens in [*args.tokens[::2], *args.tokens[1::2]]:  # where time ends early, every other one is there
         if time.perf_counter() - start > args.seconds:
             print(f"no time left for {tokens} tokens", flush=True)
@@ -355,7 +353,9 @@ def main() -> None:
         rows.append(row_of(work, tilings[tokens], default_tiling(geometry, tokens)))
         print(report(rows[-1]), flush=True)
         write(args, geometry, tilings, rows, facts)
-    print_rows(rows, f"{geometry.file_name.removesuffix('.json')} on {device}, {time.perf_counter() - start:.0f} s")
+    print_rows(
+        rows, f"{geometry.file_name.removesuffix('.json')} on {facts['device']}, {time.perf_counter() - start:.0f} s"
+    )
     if off := [row["tokens"] for row in rows if not row["worst_difference"] < 5e-2]:
         raise SystemExit(f"tilings disagree about the result for {off} tokens")
 
@@ -365,7 +365,7 @@ def write(
     geometry: Geometry,
     tilings: dict[int, Tiling],
     rows: list[dict[str, Any]],
-    facts: dict[str, str],
+    facts: dict[str, Any],
 ) -> None:
     """The table that moe:fused reads, and beside it, outside the package, what was measured."""
     args.out.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from commandline import Parser, keep, need_gpu, output, run
+from commandline import Parser, about, keep, need_gpu, output, run
 from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.ops import ComposedOps
@@ -290,8 +290,7 @@ def main() -> None:
     rows = measure_layer(platform) if options.part != "sample" else []
     rows += measure_sampling() if options.part != "layer" else []
     if options.out is not None:
-        found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-        keep(found, options.out)
+        keep({**about(options), "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/host_step.py [--mode steady|offline|churn] [--batch N ...] [--page-size S] [--profile]
     python benchmarks/host_step.py --model FOLDER        # a real model's graphs (random weights): for a GPU
+    python benchmarks/host_step.py --wait 0 1 8 30       # as if each step's tokens were so many milliseconds away
     python benchmarks/host_step.py --json FILE           # keep every figure, with machine, versions and plan
 
 It is the floor that a device's step time meets: while a step runs, the host has this much to do for the next one. In
@@ -14,12 +15,12 @@ tokens, and what the launch of the graph takes of them is told apart.
 from __future__ import annotations
 
 import cProfile
+import itertools
 import json
 import platform
 import pstats
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -30,13 +31,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from commandline import Parser, keep, need_gpu, output, positive, run
+from commandline import Parser, about, amount, keep, need_gpu, output, positive, run
 
-from minisgl_core.bench.report import versions
 from minisgl_core.core import Batch, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig, ForwardOutput
 from minisgl_core.plugin_api import StepOutput
-from minisgl_core.registry import detect_device
 from minisgl_core.scheduler import NewReq, Scheduler
 
 WARM_STEPS, STEPS, PROMPT_LEN = 20, 300, 8
@@ -129,6 +128,8 @@ class HostTime:
     launching: float
     """Of the mean: inside the graph runner"""
     steps: int
+    wait_ms: float
+    """That the thread slept before each step, as it does while a device computes"""
     plan: Mapping[str, str]
     """What serves each slot of the engine; without a model the stub stands for its graphs"""
 
@@ -139,7 +140,12 @@ def host_microseconds(batch: int) -> float:
 
 
 def measure(
-    mode: str, batch: int, page_size: int = 1, model: str | None = None, profile: cProfile.Profile | None = None
+    mode: str,
+    batch: int,
+    page_size: int = 1,
+    model: str | None = None,
+    profile: cProfile.Profile | None = None,
+    wait_ms: float = 0.0,
 ) -> HostTime:
     """Run the mode with ``batch`` rows; ``model``: a folder, None = none."""
     outputs = _output_lens(mode, batch)
@@ -158,11 +164,13 @@ def measure(
         engine = Engine(config)
     graphs = TimedGraphs(engine) if model else InstantGraphs(engine, batch)
     try:
-        times, launching = _run(Scheduler(engine), graphs, outputs, STEPS if mode == "steady" else None, profile)
+        steps = STEPS if mode == "steady" else None
+        times, launching = _run(Scheduler(engine), graphs, outputs, steps, profile, wait_ms / 1000)
         plan = engine.plan.summary()
     finally:
         engine.shutdown()
-    return HostTime(statistics.median(times), statistics.fmean(times), launching / len(times), len(times), plan)
+    launching /= len(times)
+    return HostTime(statistics.median(times), statistics.fmean(times), launching, len(times), wait_ms, plan)
 
 
 def _output_lens(mode: str, batch: int) -> list[int]:
@@ -178,6 +186,7 @@ def _run(
     outputs: list[int],
     steps: int | None,
     profile: cProfile.Profile | None,
+    wait_s: float,
 ) -> tuple[list[float], float]:
     """Serve requests of these output lengths; the first steps warm up, and no more than ``steps`` are measured.
 
@@ -193,6 +202,8 @@ def _run(
     times: list[float] = []
     launching = 0.0
     while scheduler.has_work and len(times) != steps:
+        if wait_s:
+            time.sleep(wait_s)
         before = (graphs.replays, graphs.launching, graphs.waiting)
         if profile is not None:
             profile.enable()
@@ -218,15 +229,12 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def about(model: str | None) -> dict[str, Any]:
-    """What the figures of one call depend on, beside the plan."""
+def context(model: str | None) -> dict[str, Any]:
+    """What the figures of one call depend on, besides plan and :func:`commandline.about`."""
     return {
-        "command": "python benchmarks/host_step.py " + " ".join(sys.argv[1:]),
         "cpu": cpu_name(),
-        "device": detect_device().name if model else None,
         "model": Path(model).resolve().name if model else None,
         "microseconds": "wall time without the waiting for tokens" if model else "CPU time of the thread",
-        "versions": versions(),
     }
 
 
@@ -236,6 +244,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=MODES, action="append")
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--page-size", type=positive, default=1)
+    parser.add_argument("--wait", type=amount, nargs="+", default=[0.0], help="milliseconds of sleep before each step")
     parser.add_argument("--model", help="a model's folder; its config.json is enough")
     parser.add_argument("--json", type=output, help="write raw results here, anew after each of them")
     parser.add_argument("--profile", action="store_true", help="where the time goes, function by function")
@@ -243,17 +252,17 @@ def main() -> None:
     if options.model:
         need_gpu()
     torch.set_num_threads(1)
-    content: dict[str, Any] = {**about(options.model), "rows": []}
+    content: dict[str, Any] = {**about(options), **context(options.model), "rows": []}
     for mode in options.mode or MODES:
-        for batch in options.batch:
+        for batch, wait in itertools.product(options.batch, options.wait):
             profile = cProfile.Profile() if options.profile else None
-            found = measure(mode, batch, options.page_size, options.model, profile)
+            found = measure(mode, batch, options.page_size, options.model, profile, wait)
             content["rows"].append({"mode": mode, "batch": batch, "page_size": options.page_size, **asdict(found)})
             if options.json:
                 keep(content, options.json)
             launching = f", {found.launching:.1f} us of it launching" if options.model else ""
             print(
-                f"{mode:8} batch {batch:4}: median {found.median:6.1f} us, mean {found.mean:6.1f} us{launching}, "
+                f"{mode:8} batch {batch:4}, wait {wait:g} ms: median {found.median:6.1f} us, mean {found.mean:6.1f} us{launching}, "
                 f"{found.steps} steps",
                 flush=True,
             )

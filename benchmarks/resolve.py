@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from commandline import Parser, positive, run
+from commandline import Parser, about, positive, run
 
 PLUGIN: Final = """
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, PluginInfo, hookimpl
@@ -216,7 +216,7 @@ def main() -> None:
     given = parser.parse_args()
     start, call = start_cost(given.plugins, given.runs), call_cost()
     if given.json:
-        print(json.dumps({"start": start, "call": call}, indent=2))
+        print(json.dumps({**about(given), "start": start, "call": call}, indent=2))
         return
     print(f"start with {start['plugins']} plugins, fastest of {start['runs']} processes, torch not imported")
     for key in ("discover_ms", "resolve_ms", "total_ms", "total_cpu_ms"):

@@ -1,4 +1,4 @@
-"""Throughput and latency of an engine on fixed work, beside what the hardware would allow."""
+"""Throughput and latency of an engine on fixed work, and what the hardware would allow."""
 
 from .measure import Result, measure
 from .workloads import WORKLOADS, Workload, make_workload

@@ -58,7 +58,7 @@ class Job:
     workloads: Mapping[str, Workload]
     """By mode: of ``mode``, and of those that some variants name"""
     tp_size: int = 1
-    runs: int = 1
+    repeat: int = 1
 
     def mode_of(self, variant: Variant) -> str:
         """The work that a variant is measured on."""
@@ -140,7 +140,7 @@ class _Bench:
             for workload in workloads:
                 # the first engine of a process compiles kernels for every size of a pass, so it meets all of them
                 warm_up = workload.shortened(WARM_UP) if first else workload.warm_up(WARM_UP)
-                result = session.measure(workload, job.runs, warm_up=warm_up)
+                result = session.measure(workload, job.repeat, warm_up=warm_up)
                 served = {"plan": plan.summary()} if variant == DEFAULT else {"changed": self._changed(variant, plan)}
                 yield {"mode": workload.mode, **_figures(workload, result, session), **served}
 
@@ -165,13 +165,10 @@ class _Bench:
 
 
 def _figures(workload: Workload, result: Result, session: Session) -> Row:
+    figures = result.to_json()
     return {
-        "rate": result.in_tok_s if workload.mode == "prefill" else result.tok_s,
-        "tpot_ms": result.tpot_ms,
-        "ttft_ms": result.ttft_ms,
-        "host_us_per_step": result.host_us_per_step,
-        "limit_share": result.limit_share,
-        "seconds": result.seconds,
+        "rate": figures["in_tok_s"] if workload.mode == "prefill" else figures["tok_s"],
+        **figures,
         "start_s": session.start_s,
         "memory": session.memory.to_json(),
     }

@@ -33,6 +33,7 @@ class AblationTable:
     def __init__(self, facts: Mapping[str, Any], workloads: Mapping[str, Any], path: Path | None = None) -> None:
         """Raises :class:`UsageError` for a file that holds no ablation, or one of other facts or other work."""
         self._facts, self._workloads, self._path = dict(facts), dict(workloads), path
+        self._commands = [self._facts.pop("command")] if "command" in self._facts else []
         self._rows: dict[tuple[str, str], Row] = {}
         self._join()
         self._write()
@@ -55,6 +56,7 @@ class AblationTable:
                 value=str(path),
                 remedy="name another file, or remove it",
             )
+        self._commands = list(dict.fromkeys([*kept.get("commands", ()), *self._commands]))
         self._workloads = {**kept["workloads"], **self._workloads}
         self._rows = {(row["variant"], row["mode"]): row for row in kept["rows"]}
 
@@ -66,7 +68,7 @@ class AblationTable:
     @property
     def content(self) -> dict[str, Any]:
         """As plain JSON data."""
-        return {**self._facts, "workloads": self._workloads, "rows": self.rows}
+        return {**self._facts, "commands": self._commands, "workloads": self._workloads, "rows": self.rows}
 
     def add(self, row: Row) -> None:
         """Also to the file, at once: what was measured before an end by force stays readable.

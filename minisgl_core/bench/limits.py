@@ -1,7 +1,8 @@
 """What the hardware allows: each pass must read its weights and its keys and values, and do its multiplications.
 
 The limit of a pass is the larger of bytes over memory bandwidth and operations over the matrix rate, both as measured
-on this device; attention's own multiplications and activations are left out, experts are drawn uniformly.
+on this device; attention's own multiplications and activations are left out, experts are drawn uniformly. Of prompt
+tokens that give no token the last layer needs keys and values alone.
 """
 
 from __future__ import annotations
@@ -67,20 +68,28 @@ def _best_seconds(platform: Platform, call: Callable[[], object], repeats: int =
 
 def pass_seconds(model: ModelConfig, facts: PassFacts, ceilings: Ceilings, item_bytes: int, ranks: int = 1) -> float:
     """Shortest time of one pass, its work spread over ``ranks`` devices."""
-    attention = (2 * model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim * model.hidden_size
+    keys_and_values = 2 * model.num_kv_heads * model.head_dim * model.hidden_size
+    queries_and_output = 2 * model.num_q_heads * model.head_dim * model.hidden_size
     head = model.vocab_size * model.hidden_size
-    read: float = model.num_layers * attention + head
-    multiplied: float = model.num_layers * attention * facts.tokens + head * facts.rows
-    sparse = set(model.moe.layers) if model.moe is not None else set()
-    dense = (model.num_layers - len(sparse)) * 3 * model.intermediate_size * model.hidden_size
-    read, multiplied = read + dense, multiplied + dense * facts.tokens
-    if model.moe is not None:
-        moe = model.moe
-        expert = 3 * moe.intermediate_size * model.hidden_size
-        shared = 3 * moe.shared_intermediate_size * model.hidden_size
-        touched = moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** facts.tokens)
-        read += len(sparse) * (touched * expert + shared)
-        multiplied += len(sparse) * (moe.top_k * expert + shared) * facts.tokens
+    read: float = head + model.num_layers * (keys_and_values + queries_and_output)
+    multiplied: float = head * facts.rows + model.num_layers * keys_and_values * facts.tokens
+    for layer in range(model.num_layers):
+        tokens = facts.rows if layer == model.num_layers - 1 else facts.tokens
+        weights, used = _feed_forward(model, layer, tokens)
+        read += weights
+        multiplied += (queries_and_output + used) * tokens
     kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * (facts.context + facts.tokens)
     seconds = max((read + kv) * item_bytes / ceilings.bytes_per_s, 2 * multiplied / ceilings.flops_per_s)
     return seconds / ranks
+
+
+def _feed_forward(model: ModelConfig, layer: int, tokens: int) -> tuple[float, float]:
+    """(weights that ``tokens`` tokens read, weights that each of them is multiplied with)."""
+    moe = model.moe
+    if moe is None or layer not in moe.layers:
+        dense = 3 * model.intermediate_size * model.hidden_size
+        return dense, dense
+    expert = 3 * moe.intermediate_size * model.hidden_size
+    shared = 3 * moe.shared_intermediate_size * model.hidden_size
+    touched = moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** tokens)
+    return touched * expert + shared, moe.top_k * expert + shared

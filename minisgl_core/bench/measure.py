@@ -1,188 +1,218 @@
-"""Runs a workload on an engine and takes the times, pass by pass."""
+"""Runs a workload as users would, through ``LLM``, and computes its figures from the times."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 from tqdm import tqdm
 
 from minisgl_core.core import SamplingParams
-from minisgl_core.scheduler import ClearCache, NewReq, PromptOut, TokenOut, TokenRun
+from minisgl_core.errors import EngineError
 
-from .limits import PassFacts, pass_seconds
+from .instrumentation import Clock, Instrumentation, StepKind, StepTime
+from .limits import pass_seconds
 
 if TYPE_CHECKING:
-    from minisgl_core.core import Batch
-    from minisgl_core.engine import ForwardOutput
-    from minisgl_core.llm.runner import Runner
-    from minisgl_core.plugin_api import Event, SamplingMode
+    from minisgl_core.llm import LLM
 
     from .limits import Ceilings
     from .workloads import Workload
 
-__all__ = ["Result", "measure"]
+__all__ = ["Figures", "Result", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run. None: the work has no such thing. Milliseconds per request are medians over requests, microseconds
+    per step medians over steps.
+    """
+
+    seconds: float
+    """From the call to the last answer."""
+    tok_s: float
+    """Tokens out per second."""
+    in_tok_s: float
+    """Prompt tokens per second."""
+    cached_tokens: int
+    """Prompt tokens that were found in the prefix cache."""
+    ttft_ms: float
+    """From the call to a request's own first token."""
+    tpot_ms: float | None
+    """From its first token to its last, per token after the first."""
+    limit_share: float
+    """Shortest possible time of the passes that were run, over ``seconds``."""
+    device_pass_share: float
+    """Time between the first and the last operation of passes on the device, over ``seconds``. Gaps between the
+    launches of an eager pass are in it.
+    """
+    host_us_per_step: float | None
+    """Host time of a decode step: see :class:`~.instrumentation.StepTime`."""
+    host_us_steady: float | None
+    """Of those, steps in which no row joined or left,"""
+    launch_us_steady: float | None
+    """and of that, launching the pass."""
+    host_us_changed: float | None
+    """Steps in which some did."""
+    host_us_prefill: float | None
+    """Host time of a step that launches a prefill pass."""
+    steps_steady: int
+    steps_changed: int
+    steps_prefill: int
+
+
+Choose = Callable[[Sequence[float]], float]
+_WORST: Final[Mapping[str, Choose]] = {"seconds": max, "tok_s": min, "in_tok_s": min, "ttft_ms": max, "tpot_ms": max}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Medians of the runs of one workload. Milliseconds per request are medians over requests."""
+    """Equal runs of one workload."""
 
-    tok_s: float
-    in_tok_s: float
-    ttft_ms: float
-    tpot_ms: float
-    host_us_per_step: float
-    """Of a decode step: what the host did other than wait for tokens."""
-    device_busy_share: float
-    """Time that the device spent inside passes, over the whole."""
-    limit_share: float
-    """Shortest possible time of the passes that were run, over the time taken."""
-    seconds: float
-    runs: list[dict[str, float]]
+    runs: tuple[Figures, ...]
 
+    @property
+    def median(self) -> Figures:
+        """Figure by figure."""
+        return Figures(**{field.name: _over(statistics.median, field.name, self.runs) for field in fields(Figures)})
 
-class Watch:
-    """Stands between scheduler and engine for one run: notes each pass, times the device and the host's waiting."""
+    @property
+    def slowest(self) -> dict[str, float | None]:
+        """The worst of the runs: the lowest rate, the longest time."""
+        return {name: _over(worst, name, self.runs) for name, worst in _WORST.items()}
 
-    def __init__(self, runner: Runner) -> None:
-        self._engine = runner.engine
-        self._forward = runner.engine.forward_batch
-        self.passes: list[PassFacts] = []
-        self._events: list[tuple[Event, Event]] = []
-        self.waited = 0.0
-
-    def __enter__(self) -> Watch:
-        self._engine.forward_batch = self._watched  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._engine.forward_batch
-
-    def _watched(self, batch: Batch, mode: SamplingMode) -> ForwardOutput:
-        context = int(batch.cached_lens().sum())
-        tokens = int(batch.device_lens().sum()) - context
-        self.passes.append(PassFacts(batch.is_decode, tokens, batch.size, context))
-        begin, end = (self._engine.platform.new_event(timing=True) for _ in range(2))
-        begin.record()
-        out = self._forward(batch, mode)
-        end.record()
-        self._events.append((begin, end))
-        return out._replace(copied=_TimedWait(out.copied, self))
-
-    def inline_seconds(self) -> float:
-        """What the latest pass took of the host's own time: all of it on a CPU, which computes while it launches."""
-        if self._engine.device.type != "cpu":
-            return 0.0
-        begin, end = self._events[-1]
-        return begin.elapsed_time(end) / 1000
-
-    def device_seconds(self) -> float:
-        """Inside passes; call when all work is done."""
-        self._engine.platform.synchronize()
-        return sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
+    def to_json(self) -> dict[str, object]:
+        """Medians by name; ``slowest``; ``runs`` with the raw figures of each."""
+        return {**asdict(self.median), "slowest": self.slowest, "runs": [asdict(run) for run in self.runs]}
 
 
-class _TimedWait:
-    def __init__(self, event: Event, watch: Watch) -> None:
-        self._event, self._watch = event, watch
-
-    def synchronize(self) -> None:
-        begin = time.perf_counter()
-        self._event.synchronize()
-        self._watch.waited += time.perf_counter() - begin
+def _over(choose: Choose, name: str, runs: Sequence[Figures]) -> Any:
+    """Of one figure over all runs; None if it has none."""
+    values = [getattr(run, name) for run in runs]
+    return None if None in values else choose(values)
 
 
 def measure(
-    runner: Runner,
+    llm: LLM,
     workload: Workload,
     ceilings: Ceilings,
-    runs: int = 3,
+    repeat: int = 3,
+    *,
     progress: bool = True,
     warm_up: Workload | None = None,
     until: float = math.inf,
+    clock: Clock = time.perf_counter,
 ) -> Result:
-    """Run the workload ``runs`` times after a warm-up; medians.
+    """Run the workload ``repeat`` times after a warm-up, each time with nothing in the cache but a shared prefix.
 
     ``warm_up``: shorter work of the same kind, where the workload itself would take long. ``until``: no run after the
     first begins that would end later, by ``time.monotonic``, if it took as long as the one before.
     """
-    taken: list[dict[str, float]] = []
-    runner.post(ClearCache())
-    _run_once(runner, warm_up or workload, ceilings, progress, "warm-up")
-    while len(taken) < runs and (not taken or time.monotonic() + taken[-1]["seconds"] <= until):
-        if not workload.keep_cache:
-            runner.post(ClearCache())
-        taken.append(_run_once(runner, workload, ceilings, progress, f"run {len(taken) + 1}"))
-    median = {name: statistics.median(one[name] for one in taken) for name in taken[0]}
-    return Result(**median, runs=taken)
+    runs: list[Figures] = []
+    ids = llm.engine.vocab_size
+    with tqdm(total=repeat + 1, desc=f"{workload.mode}, runs", leave=False, disable=not progress) as bar:
+        _run(llm, (warm_up or workload).within(ids), ceilings, clock)
+        bar.update()
+        while len(runs) < repeat and (not runs or time.monotonic() + runs[-1].seconds <= until):
+            runs.append(_run(llm, workload.redrawn(len(runs) + 1).within(ids), ceilings, clock))
+            bar.update()
+    return Result(tuple(runs))
 
 
-def _run_once(runner: Runner, workload: Workload, ceilings: Ceilings, progress: bool, name: str) -> dict[str, float]:
-    workload = workload.within(runner.engine.vocab_size)
-    title = f"{workload.mode} {name}"
-    with tqdm(total=len(workload.prompts), desc=title, leave=False, disable=not progress) as bar:
-        return _timed(runner, workload, ceilings, bar)
+class _Served(NamedTuple):
+    """What the caller saw."""
+
+    begin: float
+    end: float
+    ttft: float
+    tpot: float | None
 
 
-def _timed(runner: Runner, workload: Workload, ceilings: Ceilings, bar: Any) -> dict[str, float]:
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    counts: Counter[int] = Counter()
-    host: list[float] = []
-    for uid, (prompt, n) in enumerate(zip(workload.prompts, workload.outputs, strict=True)):
-        params = SamplingParams(temperature=workload.temperature, max_tokens=n, ignore_eos=True)
-        runner.post(NewReq(uid, np.array(prompt, dtype=np.int32), params))
-    with Watch(runner) as watch:
-        begin = time.perf_counter()
-        while runner.has_work:
-            step_begin, waited, passes = time.perf_counter(), watch.waited, len(watch.passes)
-            outs = runner.step()
-            now = time.perf_counter()
-            for part in outs.parts:
-                if isinstance(part, PromptOut):
-                    continue
-                uids = part.uids if isinstance(part, TokenRun) else [part.uid] if part.token is not None else []
-                counts.update(uids)
-                if len(first) < len(workload.prompts):
-                    first = dict.fromkeys(uids, now) | first
-                if isinstance(part, TokenOut) and part.finish_reason is not None:
-                    last[part.uid] = now
-                    bar.update(1)
-            if len(watch.passes) > passes and watch.passes[-1].is_decode:
-                host.append(now - step_begin - (watch.waited - waited) - watch.inline_seconds())
-        seconds = time.perf_counter() - begin
-        device = watch.device_seconds()
-    _check(counts, workload)
-    c, engine = runner.engine.model_config, runner.engine
-    limit = sum(pass_seconds(c, p, ceilings, engine.dtype.itemsize, engine.tp.size) for p in watch.passes)
-    gaps = [(last[uid] - first[uid]) / (n - 1) for uid, n in counts.items() if n > 1]
-    return {
-        "tok_s": workload.tokens_out / seconds,
-        "in_tok_s": workload.tokens_in / seconds,
-        "ttft_ms": statistics.median(first[uid] - begin for uid in counts) * 1000,
-        "tpot_ms": statistics.median(gaps) * 1000 if gaps else 0.0,
-        "host_us_per_step": statistics.median(host) * 1e6 if host else 0.0,
-        "device_busy_share": min(1.0, device / seconds),
-        "limit_share": limit / seconds,
-        "seconds": seconds,
-    }
+def _run(llm: LLM, workload: Workload, ceilings: Ceilings, clock: Clock) -> Figures:
+    """One run on an engine whose cache holds the shared prefix alone."""
+    llm.clear_cache()
+    if workload.shared:
+        llm.generate([list(workload.prefix)], SamplingParams(max_tokens=1, ignore_eos=True), progress=False)
+    with Instrumentation(llm.engine, llm.scheduler, clock) as seen:
+        served = _stream(llm, workload, clock) if workload.mode == "latency" else _generate(llm, workload, seen, clock)
+        device = seen.device_seconds()
+    seconds = served.end - served.begin
+    model, engine = llm.engine.model_config, llm.engine
+    limit = sum(pass_seconds(model, one, ceilings, engine.dtype.itemsize, engine.tp.size) for one in seen.passes)
+    return Figures(
+        seconds=seconds,
+        tok_s=workload.tokens_out / seconds,
+        in_tok_s=workload.tokens_in / seconds,
+        cached_tokens=seen.cached_tokens,
+        ttft_ms=served.ttft * 1000,
+        tpot_ms=None if served.tpot is None else served.tpot * 1000,
+        limit_share=limit / seconds,
+        device_pass_share=min(1.0, device / seconds),
+        **_host(seen.steps),
+    )
 
 
-def _check(counts: Counter[int], workload: Workload) -> None:
+def _params(workload: Workload) -> list[SamplingParams]:
+    return [SamplingParams(temperature=workload.temperature, max_tokens=n, ignore_eos=True) for n in workload.outputs]
+
+
+def _generate(llm: LLM, workload: Workload, seen: Instrumentation, clock: Clock) -> _Served:
+    """All requests in one call of ``generate``; their tokens come when the scheduler hands them out."""
+    prompts, params = [list(prompt) for prompt in workload.prompts], _params(workload)
+    begin = clock()
+    answers = llm.generate(prompts, params, progress=False)
+    end = clock()
+    for index, (answer, wanted) in enumerate(zip(answers, workload.outputs, strict=True)):
+        _check(index, len(answer["token_ids"]), wanted, workload)
+    gaps = [(seen.last[uid] - seen.first[uid]) / (n - 1) for uid, n in seen.tokens.items() if n > 1]
+    ttft = statistics.median(first - begin for first in seen.first.values())
+    return _Served(begin, end, ttft, statistics.median(gaps) if gaps else None)
+
+
+def _stream(llm: LLM, workload: Workload, clock: Clock) -> _Served:
+    """The only request, read token by token."""
+    (prompt,), (params,), (wanted,) = workload.prompts, _params(workload), workload.outputs
+    begin = clock()
+    chunks = llm.stream(list(prompt), params)
+    times = [(clock(), len(chunk.token_ids)) for chunk in chunks if chunk.token_ids]
+    end = clock()
+    _check(0, sum(count for _, count in times), wanted, workload)
+    (first, at_first), (last, _) = times[0], times[-1]
+    return _Served(begin, end, first - begin, (last - first) / (wanted - at_first) if wanted > at_first else None)
+
+
+def _check(index: int, tokens: int, wanted: int, workload: Workload) -> None:
     """A benchmark that lost tokens measured something else."""
-    from minisgl_core.errors import EngineError
-
-    wrong = [uid for uid, n in enumerate(workload.outputs) if n != counts[uid]]
-    if wrong:
+    if tokens != wanted:
         raise EngineError(
-            f"request {wrong[0]} gave {counts[wrong[0]]} tokens instead of {workload.outputs[wrong[0]]}",
+            f"request {index} gave {tokens} tokens instead of {wanted}",
             field="mode",
             value=workload.mode,
             remedy="give the engine a longer context or a larger KV pool",
         )
+
+
+def _host(steps: Sequence[StepTime]) -> Mapping[str, Any]:
+    """The figures of the host."""
+
+    def microseconds(*kinds: StepKind, part: str = "host") -> float | None:
+        values = [getattr(step, part) for step in steps if step.kind in kinds]
+        return statistics.median(values) * 1e6 if values else None
+
+    def count(kind: StepKind) -> int:
+        return sum(step.kind == kind for step in steps)
+
+    return {
+        "host_us_per_step": microseconds("steady", "changed"),
+        "host_us_steady": microseconds("steady"),
+        "launch_us_steady": microseconds("steady", part="launch"),
+        "host_us_changed": microseconds("changed"),
+        "host_us_prefill": microseconds("prefill"),
+        "steps_steady": count("steady"),
+        "steps_changed": count("changed"),
+        "steps_prefill": count("prefill"),
+    }

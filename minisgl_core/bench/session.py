@@ -7,12 +7,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minisgl_core.engine import EngineConfig
-from minisgl_core.llm.runner import Runner
+from minisgl_core.llm import LLM
 
 from .limits import Ceilings, measure_ceilings
 from .measure import Result, measure
@@ -39,35 +39,37 @@ def model_folder(model: ModelConfig) -> Iterator[str]:
 class Session:
     """A running engine, ready to be measured on one workload after the other."""
 
-    runner: Runner
+    llm: LLM
     ceilings: Ceilings
     start_s: float
-    """Seconds until the engine stood."""
+    """Seconds until the engine was ready."""
 
     @property
     def plan(self) -> Plan:
-        return self.runner.engine.plan
+        return self.llm.plan
 
     @property
     def memory(self) -> MemoryUse:
-        return self.runner.engine.memory
+        return self.llm.engine.memory
 
-    def measure(self, workload: Workload, runs: int = 3, **more: Any) -> Result:
+    def measure(self, workload: Workload, repeat: int = 3, **more: Any) -> Result:
         """See :func:`~minisgl_core.bench.measure.measure`."""
-        return measure(self.runner, workload, self.ceilings, runs, self.runner.engine.config.progress, **more)
+        return measure(self.llm, workload, self.ceilings, repeat, progress=self.llm.engine.config.progress, **more)
 
 
 @contextmanager
 def open_session(config: EngineConfig, tp_size: int = 1, ceilings: Ceilings | None = None) -> Iterator[Session]:
     """Start an engine; it is gone afterwards. ``ceilings``: of this device, where they are known already."""
     begin = time.perf_counter()
-    runner = Runner(config, tp_size)
+    settings = {field.name: getattr(config, field.name) for field in fields(config)}
+    settings.pop("tp_info")
+    llm = LLM(settings.pop("model_path"), settings.pop("dtype"), tp_size, **settings)
     try:
         start_s = time.perf_counter() - begin
-        ceilings = ceilings or measure_ceilings(runner.engine.platform, runner.engine.dtype)
-        yield Session(runner, ceilings, start_s)
+        ceilings = ceilings or measure_ceilings(llm.engine.platform, llm.engine.dtype)
+        yield Session(llm, ceilings, start_s)
     finally:
-        runner.close()
+        llm.shutdown()
         gc.collect()
 
 

@@ -16,15 +16,21 @@ LARGEST_ID: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that all arrive at once, in this order. ``keep_cache``: prefix hits are part of the work."""
+    """Requests that all arrive at once, in this order."""
 
     mode: str
     prompts: tuple[tuple[int, ...], ...]
     outputs: tuple[int, ...]
     temperature: float
-    keep_cache: bool = False
+    shared: int = 0
+    """Tokens at the start of every prompt that are in the prefix cache when the work begins."""
     seed: int = 0
     """That it was drawn with"""
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The shared tokens."""
+        return self.prompts[0][: self.shared]
 
     @property
     def tokens_in(self) -> int:
@@ -57,13 +63,21 @@ class Workload:
         return replace(self, outputs=tuple(-(-n // by) for n in self.outputs))
 
     def warm_up(self, by: int) -> Workload:
-        """``shortened``, and prompts ``by`` times shorter too where nothing later hits what they leave in the cache:
-        the same batch sizes at a part of the cost, since most of a large model's time goes into prompts.
+        """``shortened``, and prompts ``by`` times shorter too unless they share a prefix: the same batch sizes at a
+        part of the cost, since most of a large model's time goes into prompts.
         """
         short = self.shortened(by)
-        if self.keep_cache or max(self.outputs) == 1:
+        if self.shared or max(self.outputs) == 1:
             return short
         return replace(short, prompts=tuple(prompt[: -(-len(prompt) // by)] for prompt in short.prompts))
+
+    def redrawn(self, run: int) -> Workload:
+        """The same work for another run: where a prefix is shared, all that follows it is new."""
+        if not self.shared:
+            return self
+        r = Random(f"{self.seed}:{run}")
+        tails = (_ids(r, len(prompt) - self.shared) for prompt in self.prompts)
+        return replace(self, prompts=tuple(self.prefix + tail for tail in tails))
 
     def within(self, vocab_size: int) -> Workload:
         """The same work for a model of fewer ids than the benchmark draws."""
@@ -95,7 +109,7 @@ def _prefill(r: Random, requests: int) -> Workload:
 def _shared_prefix(r: Random, requests: int) -> Workload:
     prefix = _ids(r, 2048)
     prompts = tuple(prefix + _ids(r, r.randint(16, 128)) for _ in range(requests))
-    return Workload("shared-prefix", prompts, (64,) * requests, 0.6, keep_cache=True)
+    return Workload("shared-prefix", prompts, (64,) * requests, 0.6, shared=len(prefix))
 
 
 WORKLOADS: Final[Mapping[str, tuple[Callable[[Random, int], Workload], int]]] = {

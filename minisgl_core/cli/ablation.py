@@ -116,7 +116,7 @@ def run_ablation(
     workloads: Mapping[str, Workload],
     name: str,
     tp_size: int,
-    runs: int,
+    repeat: int,
     as_json: bool,
 ) -> int:
     """Measure, show and keep; exits with 1 if the default itself could not be measured, with 130 after Ctrl-C."""
@@ -124,10 +124,10 @@ def run_ablation(
     from minisgl_core.bench.ablation_table import AblationTable
 
     works = {each: workload.facts() for each, workload in workloads.items()}
-    table = AblationTable(_facts(config, mode, name, tp_size, runs), works, ablation.out)
+    table = AblationTable(_facts(config, mode, name, tp_size, repeat), works, ablation.out)
     measured: list[Row] = []
     try:
-        for row in ablate(Job(config, mode, workloads, tp_size, runs), ablation.variants, ablation.row_limit):
+        for row in ablate(Job(config, mode, workloads, tp_size, repeat), ablation.variants, ablation.row_limit):
             click.echo(_line(row), err=True)  # before a file that changed meanwhile may end the run
             table.add(row)
             measured.append(row)
@@ -151,15 +151,14 @@ def _interrupted(measured: int, out: Path | None) -> str:
     return f"interrupted after {measured} row{'s' * (measured > 1)}, {where}"
 
 
-def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) -> dict[str, Any]:
+def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, repeat: int) -> dict[str, Any]:
     """What all rows of one table must have in common, beside the work."""
     from minisgl_core.bench.facts import plan_facts
-    from minisgl_core.bench.report import versions
+    from minisgl_core.bench.provenance import provenance
     from minisgl_core.engine.planning import make_plan
     from minisgl_core.modelconfig import read_model_config
-    from minisgl_core.registry import detect_device
 
-    device, model = detect_device(config.device), read_model_config(config.model_path)
+    model = read_model_config(config.model_path)
     return {
         "mode": mode,
         "geometry": name,
@@ -172,8 +171,7 @@ def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) 
             "vocab_size": model.vocab_size,
             "random_weights": config.dummy_weights,
         },
-        "runs": runs,
-        "device": device.name or str(device),
+        "repeat": repeat,
         "tp_size": tp_size,
         "default": {
             "plan": plan_facts(make_plan(config, model)),
@@ -183,7 +181,7 @@ def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, runs: int) 
             "cuda_graph_max_bs": config.graph_max_bs,
             "overlap": not ENV.DISABLE_OVERLAP_SCHEDULING.value,
         },
-        "versions": versions(),
+        **provenance(config.device),
     }
 
 
@@ -199,7 +197,12 @@ def _cells(row: Mapping[str, Any], mode: str, other_default: float | None) -> tu
     relative = "-" if row["relative"] is None else f"{row['relative']:.2f}"
     if other_default is not None:
         relative += f" (of {other_default:,.0f})"
-    return _title(row, mode), f"{row['rate']:,.0f}", relative, f"{row['tpot_ms']:.3f}"
+    return (
+        _title(row, mode),
+        f"{row['rate']:,.0f}",
+        relative,
+        "-" if row["tpot_ms"] is None else f"{row['tpot_ms']:.3f}",
+    )
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -30,7 +30,11 @@ _SHORTER = 4
 @click.argument("mode", type=click.Choice(_MODES))
 @settings_options("model", "engine")
 @click.option("--geometry", "geometry_name", metavar="NAME", help=f"A shape without weights: {', '.join(GEOMETRIES)}.")
-@click.option("--runs", type=click.IntRange(1), help="Runs after a warm-up; medians are shown. [3; 1 with --ablate]")
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    help="Equal runs after a warm-up; median and slowest are shown. [3; 1 with --ablate]",
+)
 @click.option("--requests", type=click.IntRange(1), help="Fewer or more requests than the mode's own number.")
 @click.option("--short", is_flag=True, help=f"About 1/{_SHORTER} of the work; figures of other engines do not compare.")
 @click.option("--bench-seed", type=int, default=0, help="Seed that the work is drawn with. [0]")
@@ -41,7 +45,7 @@ def command(
     settings: Settings,
     mode: str,
     geometry_name: str | None,
-    runs: int | None,
+    repeat: int | None,
     requests: int | None,
     short: bool,
     bench_seed: int,
@@ -57,7 +61,7 @@ def command(
     config.json, the weights are random.
     """
     from minisgl_core.bench import make_workload
-    from minisgl_core.bench.report import peer_rows
+    from minisgl_core.bench.peers import peer_rows
     from minisgl_core.bench.session import model_folder
 
     def work(kind: str) -> Workload:
@@ -69,10 +73,10 @@ def command(
             workloads = {each: work(each) for each in ablation.modes(mode)}
             longest = max(workload.longest for workload in workloads.values())
             config = _config(settings, path, longest, dummy)
-            return run_ablation(ablation, config, mode, workloads, name, settings.engine.tp_size, runs or 1, as_json)
+            return run_ablation(ablation, config, mode, workloads, name, settings.engine.tp_size, repeat or 1, as_json)
         workload = work(mode)
         config = _config(settings, path, workload.longest, dummy)
-        return _measure(config, settings, workload, name, runs or 3, against, short, as_json)
+        return _measure(config, settings, workload, name, repeat or 3, against, short, as_json)
 
     peer_rows(mode, geometry_name or "", against)  # an unknown name must not cost a measurement
     refuse_two_models(settings, geometry_name)
@@ -111,42 +115,65 @@ def _measure(
     settings: Settings,
     workload: Workload,
     name: str,
-    runs: int,
+    repeat: int,
     against: str | None,
     short: bool,
     as_json: bool,
 ) -> int:
+    from minisgl_core.bench.provenance import provenance
     from minisgl_core.bench.report import as_json as result_json
     from minisgl_core.bench.session import open_session
 
+    about = provenance(config.device)
     with open_session(config, settings.engine.tp_size) as session:
-        plan, memory = session.plan, session.memory
-        click.echo(plan_line(plan), err=True)  # before the long part: it says what is about to be measured
-        result = session.measure(workload, runs)
+        click.echo(plan_line(session.plan), err=True)  # before the long part: it says what is about to be measured
+        result = session.measure(workload, repeat)
+        found = result_json(workload, name, result, session, about)
     if as_json:
-        print_json(result_json(workload, name, result, plan, memory))
-    else:
-        _print(workload.mode, name, result, None if short else against, peers=not short)
+        print_json(found)
+        return 0
+    _print(workload.mode, name, result)
+    if not short:
+        _print_peers(workload.mode, name, against)
     return 0
 
 
-def _print(mode: str, name: str, result: Result, against: str | None, peers: bool) -> None:
-    from minisgl_core.bench.report import peer_figures, peer_rows
+_SHOWN = (
+    ("tokens out per second", "tok_s", "{:,.0f}"),
+    ("tokens in per second", "in_tok_s", "{:,.0f}"),
+    ("time to first token", "ttft_ms", "{:.1f} ms"),
+    ("time per token after it", "tpot_ms", "{:.3f} ms"),
+    ("whole run", "seconds", "{:.3f} s"),
+    ("host time, steady decode step", "host_us_steady", "{:.0f} us"),
+    ("host time, decode step with joins or ends", "host_us_changed", "{:.0f} us"),
+    ("host time, prefill step", "host_us_prefill", "{:.0f} us"),
+    ("device inside passes", "device_pass_share", "{:.0%}"),
+    ("share of the physical limit", "limit_share", "{:.0%}"),
+)
+"""Title, figure, format."""
 
-    decodes = result.tpot_ms > 0  # else each request ended with its first token
-    rows: list[tuple[str, str]] = [
-        ("tokens out per second", f"{result.tok_s:,.0f}" if decodes else "-"),
-        ("tokens in per second", f"{result.in_tok_s:,.0f}"),
-        ("time to first token, median", f"{result.ttft_ms:.1f} ms"),
-        ("time per token after it, median", f"{result.tpot_ms:.3f} ms" if decodes else "-"),
-        ("host time per decode step", f"{result.host_us_per_step:.0f} us" if decodes else "-"),
-        ("device busy", f"{result.device_busy_share:.0%}"),
-        ("share of the physical limit", f"{result.limit_share:.0%}"),
-    ]
-    print_table((f"{mode}, {name}", "median"), rows)
-    others = peer_rows(mode, name, against) if peers else []
-    if others:
-        unit = {"latency": "ms per token", "prefill": "tokens in per second"}.get(mode, "tokens out per second")
-        click.echo()
-        shown = [(peer, f"{figure:,g}") for peer, figure in others]
-        print_table((f"others, {unit}", peer_figures()["device"]), shown)
+
+def _print(mode: str, name: str, result: Result) -> None:
+    from dataclasses import asdict
+
+    median, slowest = asdict(result.median), result.slowest
+    decodes = median["tpot_ms"] is not None  # else each request ended with its first token
+    rows = []
+    for title, figure, form in _SHOWN:
+        cells = [
+            "-" if value is None or (figure == "tok_s" and not decodes) else form.format(value)
+            for value in (median[figure], slowest.get(figure))
+        ]
+        rows.append((title, *cells))
+    print_table((f"{mode}, {name}", f"median of {len(result.runs)}", "slowest"), rows)
+
+
+def _print_peers(mode: str, name: str, against: str | None) -> None:
+    from minisgl_core.bench.peers import peer_rows
+
+    others = peer_rows(mode, name, against)
+    if not others:
+        return
+    unit = {"latency": "ms per token", "prefill": "tokens in per second"}.get(mode, "tokens out per second")
+    click.echo()
+    print_table((f"others, {unit}", others[0].device, "measured"), [(one.engine, one.text, one.date) for one in others])

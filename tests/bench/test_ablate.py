@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from minisgl_core.bench.ablate import Job, ablate
+from minisgl_core.bench import make_workload
+from minisgl_core.bench.ablate import Job, ablate, measure_rows
 from minisgl_core.bench.ablation_table import AblationTable
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.bench.plot import LABELS, WIDTH, bar_chart
 from minisgl_core.bench.report import one_line
-from minisgl_core.bench.variants import choose_variants
+from minisgl_core.bench.variants import DEFAULT, choose_variants
 from minisgl_core.cli.app import main
 from minisgl_core.engine import EngineConfig
-from minisgl_core.errors import UsageError
+from minisgl_core.env import ENV
+from minisgl_core.errors import BackendError, UsageError
 from minisgl_core.modelconfig.geometries import geometry
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -112,7 +116,7 @@ def test_a_default_that_cannot_be_measured_is_an_error(capsys: pytest.CaptureFix
     assert out.count("a prompt of 1024 tokens leaves no room") == 2 or out.count("instead of") == 2
 
 
-FACTS = {"mode": "offline", "geometry": "tiny", "runs": 1, "device": "cpu", "versions": {"torch": "2.13.0"}}
+FACTS = {"mode": "offline", "geometry": "tiny", "repeat": 1, "device": "cpu", "versions": {"torch": "2.13.0"}}
 WORK = {"offline": {"requests": 2}}
 
 
@@ -157,16 +161,18 @@ def row(variant: str, rate: float, mode: str = "offline") -> dict[str, Any]:
 
 def test_rows_of_a_later_run_join_the_table(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    first = AblationTable(FACTS, WORK, path)
+    first = AblationTable({**FACTS, "command": "bench 1"}, WORK, path)
     for each in (row("default", 100), row("page 16", 90), row("kv torch", 80)):
         first.add(each)
     both = {**WORK, "shared-prefix": {"requests": 1}}
-    second = AblationTable(FACTS, both, path)
+    second = AblationTable({**FACTS, "command": "bench 2"}, both, path)
     added = [row("default", 200), row("default", 50, "shared-prefix"), row("overlap off", 120), row("page 16", 180)]
     for each in added:
         second.add(each)
     assert second.rows == [added[0], added[1], added[2], row("kv torch", 80), added[3]]
-    assert json.loads(path.read_text()) == second.content == {**FACTS, "workloads": both, "rows": second.rows}
+    assert json.loads(path.read_text()) == second.content == {
+        **FACTS, "commands": ["bench 1", "bench 2"], "workloads": both, "rows": second.rows,
+    }  # fmt: skip
     assert AblationTable(FACTS, WORK, path).content["workloads"] == both, "what other rows need is not forgotten"
 
 
@@ -332,3 +338,26 @@ def test_options_that_mean_nothing(
 ) -> None:
     assert main(["bench", "offline", "--geometry", "tiny", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_overlap_off_is_measured_with_overlap_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bool] = []
+
+    @contextmanager
+    def session(config: EngineConfig, *_: Any) -> Iterator[Any]:
+        started.append(not ENV.DISABLE_OVERLAP_SCHEDULING.value)
+        raise BackendError("not started in this test")
+        yield
+
+    monkeypatch.setattr("minisgl_core.bench.ablate.open_session", session)
+    config = EngineConfig(str(write_geometry(geometry("tiny"), tmp_path)), device="cpu", dummy_weights=True)
+    variants = (DEFAULT, *choose_variants(["overlap off", "page 16", "default again"]))
+    job = Job(config, "latency", {"latency": make_workload("latency")})
+    switches = {switch.name: switch.value for switch in ENV.all()}
+    try:
+        measure_rows(SimpleNamespace(send=lambda _: None), job, variants, switches)  # type: ignore[arg-type]
+    finally:
+        for switch in ENV.all():
+            switch.reset()
+    assert [variant.name for variant in variants] == ["default", "overlap off", "page 16", "default again"]
+    assert started == [True, False, True, True]

@@ -34,7 +34,8 @@ WRONG = {
     ("gpu_decode", "--seconds", "-1"): "argument --seconds: '-1' is no number from 0 on",
     ("gpu_decode", "--out", "file/decode.jsonl"): "cannot be written",
     ("gpu_kv", "--out", "file/kv.json"): "cannot be written",
-    ("gpu_linear", "--shapes", "0"): "argument --shapes: '0' is no whole number above 0",
+    ("gpu_linear", "--models", "qwen3-4"): "unknown geometry 'qwen3-4'; did you mean 'qwen3-4b'?",
+    ("gpu_linear", "--add", "list.json"): "--add list.json holds no measurements: ",
     ("gpu_linear", "--out", "file/skinny.json"): "cannot be written",
     ("gpu_linear_fused", "--workers", "0"): "argument --workers: '0' is no whole number above 0",
     ("gpu_linear_fused", "--table", "nowhere.json"): "--table nowhere.json holds no tiles: [Errno 2]",
@@ -115,8 +116,9 @@ def test_host_times_are_kept_with_what_they_depend_on(tmp_path: Path) -> None:
         env=without_gpu(), capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     kept = json.loads(path.read_text())
-    assert kept["device"] is None and kept["model"] is None and kept["microseconds"] == "CPU time of the thread"
+    assert kept["device"] == "cpu" and kept["model"] is None and kept["microseconds"] == "CPU time of the thread"
     assert kept["versions"].keys() >= {"minisgl", "torch", "python"} and kept["cpu"]
+    assert kept["command"] == f"host_step.py {' '.join(arguments)}" and len(kept["commit"]) >= 7
     assert [(row["mode"], row["batch"], row["page_size"]) for row in kept["rows"]] == [
         ("steady", 1, 4),
         ("steady", 3, 4),

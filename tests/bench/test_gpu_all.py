@@ -19,7 +19,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_mode_is_measured_kept_and_can_be_divided(tmp_path: Path) -> None:
     done = script(
-        *("--geometries", "tiny", "--modes", "latency", "prefill", "--requests", "1", "--runs", "2"),
+        *("--geometries", "tiny", "--modes", "latency", "prefill", "--requests", "1", "--repeat", "2"),
         *("--seconds", "200", "--out", str(tmp_path)),
     )
     assert done.returncode == 0, done.stderr
@@ -29,6 +29,7 @@ def test_every_mode_is_measured_kept_and_can_be_divided(tmp_path: Path) -> None:
     assert list(content["results"]) == names and content["errors"] == {} and content["starts_s"]["tiny"] > 0
     for result in content["results"].values():
         assert len(result["runs"]) == 2 and result["plan"]["format"] == 1 and result["memory"]["pool"] > 0
+        assert result["commit"] == content["commit"] and result["command"].startswith("gpu_all.py --geometries tiny")
     assert content["results"][names[0]]["workload"] == {"seed": 0, "requests": 1, "tokens_in": 128, "tokens_out": 512}
     divided = tmp_path / "divided"
     assert script("--split", str(combined), "--out", str(divided)).returncode == 0

@@ -67,12 +67,14 @@ def test_case_139_a_device_without_measurements_uses_the_library() -> None:
 def test_case_139_the_next_measurement_covers_the_weights_of_other_models(name: str) -> None:
     pytest.importorskip("triton")
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    from gpu_linear import SHAPES
+    from gpu_linear import MODELS, shapes_of
     from gpu_linear_fused import SHAPES as FUSED
 
     c = geometry(name)
     heads, hidden = c.num_q_heads * c.head_dim, c.hidden_size
     qkv = (heads + 2 * c.num_kv_heads * c.head_dim, hidden)
     gate_up = (2 * c.intermediate_size, hidden)
-    assert {qkv, (hidden, heads), gate_up, (hidden, c.intermediate_size), (c.vocab_size, hidden)} <= set(SHAPES)
-    assert {qkv, gate_up} <= set(FUSED)
+    assert {qkv, (hidden, heads), gate_up, (hidden, c.intermediate_size), (c.vocab_size, hidden)} <= set(
+        shapes_of(name)
+    )
+    assert {qkv, gate_up} <= set(FUSED) and name in MODELS

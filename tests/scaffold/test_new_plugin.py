@@ -54,7 +54,7 @@ def test_a_scaffold_is_built_installed_tested_verified_and_generates_the_same_to
     same_tokens(role, made.name, made.backend_flags)
     assert f"{made.name}@{made.distribution}" in beside.run(*shlex.split(made.explain), "--device", "cpu").stdout
     if role == "moe":  # the demo model has no experts, so what is typed next brings its own
-        told = beside.run(*shlex.split(made.serve), "--runs", "1", "--device", "cpu").stderr
+        told = beside.run(*shlex.split(made.serve), "--repeat", "1", "--device", "cpu").stderr
         assert f"moe={made.name}@{made.distribution}" in told
 
 

@@ -1,0 +1,147 @@
+"""What happens inside an engine while it serves: passes, steps of the scheduler, and when tokens came."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from minisgl_core.scheduler import PromptOut, TokenOut, TokenOuts
+
+from .limits import PassFacts
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minisgl_core.core import Batch
+    from minisgl_core.engine import Engine, ForwardOutput
+    from minisgl_core.plugin_api import Event, SamplingMode
+    from minisgl_core.scheduler import Scheduler
+
+__all__ = ["Clock", "Instrumentation", "StepKind", "StepTime"]
+
+Clock = Callable[[], float]
+StepKind = Literal["steady", "changed", "prefill"]
+"""By what a step launched. ``steady``: a decode pass of the same rows as the pass before, and no request ended in this
+step. ``changed``: any other decode pass. ``prefill``: a prefill pass.
+"""
+
+
+class StepTime(NamedTuple):
+    """Seconds that one step of the scheduler took of the host, without waiting for tokens and without measuring.
+
+    On a CPU, which computes while it launches, the launch is not counted either.
+    """
+
+    kind: StepKind
+    host: float
+    launch: float
+    """Of ``host``: launching the pass, in ``Engine.forward_batch``."""
+
+
+class Instrumentation:
+    """Between an idle engine and its scheduler for one run; a context manager. ``clock`` counts seconds."""
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, clock: Clock) -> None:
+        self._engine, self._scheduler, self._clock = engine, scheduler, clock
+        self._forward, self._step = engine.forward_batch, scheduler.step
+        self._computes = engine.device.type == "cpu"
+        self._events: list[tuple[Event, Event]] = []
+        self._rows: np.ndarray | None = None
+        self._reset()
+        self.passes: list[PassFacts] = []
+        self.steps: list[StepTime] = []
+        self.first: dict[int, float] = {}
+        """By uid: when its first token came."""
+        self.last: dict[int, float] = {}
+        """By uid: when it ended."""
+        self.cached_tokens = 0
+        """Prompt tokens that were found in the prefix cache."""
+        self.tokens: Counter[int] = Counter()
+        """By uid."""
+
+    def __enter__(self) -> Instrumentation:
+        self._engine.forward_batch = self._timed_forward  # type: ignore[method-assign]
+        self._scheduler.step = self._timed_step  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._engine.forward_batch, self._scheduler.step
+
+    def device_seconds(self) -> float:
+        """Between the first and the last operation of each pass, gaps included; call when all work is done."""
+        self._engine.platform.synchronize()
+        return sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
+
+    def _reset(self) -> None:
+        """A step begins."""
+        self._kind: StepKind | None = None
+        self._launch = self._waited = self._measuring = 0.0
+
+    def _timed_step(self) -> TokenOuts:
+        self._reset()
+        begin = self._clock()
+        outs = self._step()
+        now = self._clock()
+        ended = self._note(outs, now)
+        if self._kind is not None:
+            kind: StepKind = "changed" if ended and self._kind == "steady" else self._kind
+            launch = 0.0 if self._computes else self._launch
+            away = self._waited + self._measuring + self._launch - launch
+            self.steps.append(StepTime(kind, now - begin - away, launch))
+        return outs
+
+    def _note(self, outs: TokenOuts, now: float) -> bool:
+        """Has any request ended?"""
+        ended = False
+        for part in outs.parts:
+            if isinstance(part, PromptOut):
+                self.cached_tokens += part.cached_tokens
+                continue
+            uids = ([] if part.token is None else [part.uid]) if isinstance(part, TokenOut) else part.uids
+            self.tokens.update(uids)
+            for uid in uids:
+                self.first.setdefault(uid, now)
+            if isinstance(part, TokenOut) and part.finish_reason is not None:
+                self.last[part.uid] = now
+                ended = True
+        return ended
+
+    def _timed_forward(self, batch: Batch, mode: SamplingMode) -> ForwardOutput:
+        entered = self._clock()
+        self._note_pass(batch)
+        begin, end = (self._engine.platform.new_event(timing=True) for _ in range(2))
+        self._events.append((begin, end))
+        begin.record()
+        launched = self._clock()
+        out = self._forward(batch, mode)
+        done = self._clock()
+        end.record()
+        out = out._replace(copied=_TimedWait(out.copied, self._wait))
+        self._launch += done - launched
+        self._measuring += launched - entered + self._clock() - done
+        return out
+
+    def _note_pass(self, batch: Batch) -> None:
+        context = int(batch.cached_lens().sum())
+        tokens = int(batch.device_lens().sum()) - context
+        self.passes.append(PassFacts(batch.is_decode, tokens, batch.size, context))
+        rows = batch.table_idx if batch.is_decode else None
+        same = rows is not None and rows is self._rows  # other Reqs mean another array
+        self._kind = "prefill" if batch.is_prefill else "steady" if same else "changed"
+        self._rows = rows
+
+    def _wait(self, synchronize: Callable[[], Any]) -> None:
+        begin = self._clock()
+        synchronize()
+        self._waited += self._clock() - begin
+
+
+class _TimedWait:
+    """An event whose waiting is counted."""
+
+    def __init__(self, event: Event, wait: Callable[[Callable[[], Any]], None]) -> None:
+        self._event, self._wait = event, wait
+
+    def synchronize(self) -> None:
+        self._wait(self._event.synchronize)

@@ -1,0 +1,93 @@
+"""Figures of other engines on the same work, as ``peers.json`` keeps them: newest set first, older ones as history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final
+
+from minisgl_core.errors import UsageError, nearest
+
+__all__ = ["OWN", "PEER_COLUMNS", "PeerFigure", "best_peer", "peer_figures", "peer_rows"]
+
+OWN: Final = "minisgl"
+"""Our own engine, in sets that measured it as the others."""
+PEER_COLUMNS: Final[Mapping[str, str]] = {"offline": "tok_s", "latency": "tpot_ms", "prefill": "in_tok_s"}
+"""The figure that each mode is compared by."""
+_RATES: Final = ("tok_s", "in_tok_s")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFigure:
+    """One figure and how it came about; "not recorded" where that is so."""
+
+    engine: str
+    """Name and version."""
+    geometry: str
+    name: str
+    """As in :class:`~minisgl_core.bench.measure.Figures`."""
+    low: float
+    high: float
+    """Of several runs; equal where one figure is kept."""
+    date: str
+    device: str
+    method: str
+    settings: str
+    versions: str
+    command: str
+    runs: str
+
+    @property
+    def best(self) -> float:
+        return self.high if self.name in _RATES else self.low
+
+    @property
+    def text(self) -> str:
+        """Such as ``21,720 to 21,910``."""
+        low, high = f"{self.low:,g}", f"{self.high:,g}"
+        return low if low == high else f"{low} to {high}"
+
+
+def peer_figures() -> list[PeerFigure]:
+    """All of them, newest first."""
+    content = json.loads((files(__package__) / "peers.json").read_text())
+    return [
+        PeerFigure(
+            entry["engine"], geometry, name, *_bounds(value),
+            one["date"], one["device"], one["method"],
+            entry["settings"], entry["versions"], entry["command"], entry["runs"],
+        )
+        for one in content["sets"]
+        for entry in one["engines"]
+        for geometry, figures in entry["figures"].items()
+        for name, value in figures.items()
+    ]  # fmt: skip
+
+
+def _bounds(value: Any) -> tuple[float, float]:
+    low, high = value if isinstance(value, list) else (value, value)
+    return float(low), float(high)
+
+
+def peer_rows(mode: str, geometry: str, only: str | None = None) -> list[PeerFigure]:
+    """Each other engine's newest figure of this work. Raises :class:`UsageError` for an unknown name."""
+    figures = [figure for figure in peer_figures() if not figure.engine.startswith(f"{OWN} ")]
+    engines = list(dict.fromkeys(figure.engine for figure in figures))
+    if only is not None and only not in engines:
+        hint = nearest(only, engines) or f"there are figures of {', '.join(engines)}"
+        raise UsageError(f"no figures of {only!r}", field="--against", value=only, remedy=hint)
+    newest: dict[str, PeerFigure] = {}
+    for figure in figures:
+        if (figure.geometry, figure.name) == (geometry, PEER_COLUMNS.get(mode)) and only in (None, figure.engine):
+            newest.setdefault(figure.engine, figure)
+    return list(newest.values())
+
+
+def best_peer(mode: str, geometry: str) -> PeerFigure | None:
+    """The best of :func:`peer_rows`."""
+    rows = peer_rows(mode, geometry)
+    if not rows:
+        return None
+    return (max if rows[0].name in _RATES else min)(rows, key=lambda figure: figure.best)

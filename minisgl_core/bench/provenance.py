@@ -1,0 +1,75 @@
+"""Where figures come from: code, machine, versions, call."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from minisgl_core import __version__
+from minisgl_core.registry import detect_device
+
+__all__ = ["UNKNOWN", "commit", "provenance", "versions"]
+
+UNKNOWN: Final = "unknown"
+
+
+def provenance(device: str = "auto", at_commit: str | None = None) -> dict[str, Any]:
+    """Commit, device, versions and command line, as JSON data. ``at_commit``: where the caller knows it better."""
+    found = detect_device(device)
+    return {
+        "commit": at_commit or commit(),
+        "device": found.name or str(found),
+        "versions": versions(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what a figure depends on besides the plan's distributions."""
+    found = {"minisgl": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    for name in ("triton", "transformers"):
+        with suppress(PackageNotFoundError):
+            found[name] = distribution(name).version
+    return found
+
+
+def commit(module: Path = Path(__file__)) -> str:
+    """The commit of the running code, ``-dirty`` if it was changed since; of a package built from git, the one that it
+    was built from; else ``unknown``.
+    """
+    return _checked_out(module) or _built_from() or UNKNOWN
+
+
+def _checked_out(module: Path) -> str | None:
+    """None if ``module`` is no file of a git checkout, or there is no git."""
+    git = ["git", "-C", str(module.parent)]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", module.name], check=True, capture_output=True, timeout=10)
+        described = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            check=True, capture_output=True, text=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None
+
+
+def _built_from() -> str | None:
+    """What pip noted when it built the package from a repository."""
+    try:
+        noted = json.loads(distribution("minisgl-core").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return None
+    found = noted.get("vcs_info", {}).get("commit_id")
+    return found if isinstance(found, str) else None
