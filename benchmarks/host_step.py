@@ -262,8 +262,8 @@ def main() -> None:
                 keep(content, options.json)
             launching = f", {found.launching:.1f} us of it launching" if options.model else ""
             print(
-                f"{mode:8} batch {batch:4}, wait {wait:g} ms: median {found.median:6.1f} us, mean {found.mean:6.1f} us{launching}, "
-                f"{found.steps} steps",
+                f"{mode:8} batch {batch:4}, wait {wait:g} ms: median {found.median:6.1f} us, "
+                f"mean {found.mean:6.1f} us{launching}, {found.steps} steps",
                 flush=True,
             )
             if profile is not None:
