@@ -39,4 +39,5 @@ class KernelLibrary:
         def call(*args: Any) -> Any:
             return (op if listeners() else body)(*args)
 
+        call.__dict__["library"] = self._library  # torch frees its operations with it, and calling one then crashes
         return call

@@ -28,6 +28,12 @@ RESIZING = frozenset({"resize_", "resize_as_", "set_", "resize"})
 HOST_METHODS = frozenset(
     {"tolist", "numpy", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__"}
 )
+BODIES = (
+    torch._C.DispatchKey.CPU,
+    torch._C.DispatchKey.CompositeExplicitAutograd,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+)
+"""Where a library's operation may have its body for host tensors, in the dispatcher's order."""
 HOST_COPIES = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer"})
 
 
@@ -65,9 +71,10 @@ class Recorder(TorchDispatchMode):
                 if self._is_external(tensor):
                     self._before_write(tensor)
         made: list[weakref.ref[torch.Tensor]] = []
-        if self._checked and _has_cpu_body(func, inputs):
+        body = _host_body(func, inputs) if self._checked else None
+        if body is not None:
             with _Watch(made):  # the body is entered directly, so that the mode sees what happens inside
-                result = func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+                result = func._op_dk(body, *args, **kwargs)
         else:
             result = _run_without_random(func, args, kwargs)
         if self._checked and name in EMPTY:
@@ -218,9 +225,15 @@ def _base_name(func: Any) -> str:
     return name.partition("::")[2]
 
 
-def _has_cpu_body(func: Any, inputs: list[torch.Tensor]) -> bool:
-    """An operation of a library, on host tensors only."""
-    return func.namespace not in ("aten", "c10d") and all(t.device.type == "cpu" for t in inputs)
+def _host_body(func: Any, inputs: list[torch.Tensor]) -> Any | None:
+    """The dispatch key of a library operation's body for host tensors; None where it is called like any other.
+
+    Entering the body of a key that has none ends the process: the dispatcher is asked first.
+    """
+    if func.namespace in ("aten", "c10d") or any(t.device.type != "cpu" for t in inputs):
+        return None
+    name = func.name()
+    return next((key for key in BODIES if torch._C._dispatch_has_kernel_for_dispatch_key(name, key.name)), None)
 
 
 def _address(tensor: torch.Tensor) -> int:

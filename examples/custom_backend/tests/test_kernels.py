@@ -1,0 +1,28 @@
+"""A kernel that torch does not know is seen by whatever records a step once it is registered."""
+
+import numpy as np
+import torch
+from minisgl_core.plugin_api import KernelLibrary
+from minisgl_cpu_sim.graph import EmulatedGraph, strict_check
+
+library = KernelLibrary("minisgl_blocked")  # one per plugin, at module level
+
+
+def launch(out: torch.Tensor, x: torch.Tensor) -> None:
+    """In place of a kernel launch: the memory is written, and torch has no part in it."""
+    np.multiply(x.numpy(), 2, out=out.numpy())
+
+
+double = library.register("double(Tensor(a!) out, Tensor x) -> ()", launch)
+
+
+def test_the_kernel_is_replayed() -> None:
+    x, out = torch.ones(4), torch.empty(4)
+
+    def step() -> torch.Tensor:
+        double(out, x + 1)
+        return out - 1
+
+    graph = EmulatedGraph.capture(step, strict=True)
+    x.fill_(3)
+    assert strict_check(graph, step).tolist() == [7.0] * 4
