@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from driver import Driver, greedy
 
+from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
@@ -127,3 +129,27 @@ def test_case_101_slots_set_by_hand_are_where_attention_looks(
         batch.out_loc = engine.page_table[0, a:b] + (100 if batch.phase == phase else 0)
 
     assert run_outline(small, prompt, len(expected), elsewhere, 0) == expected
+
+
+# ---- 106: operations of other authors in strict graphs --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device_types", [None, "cpu"])
+def test_case_106_a_strict_engine_captures_a_custom_op(
+    device_types: str | None, small: Path, answers: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("minisgl_cpu_sim")
+    op = torch.library.custom_op(
+        f"engine_cases::act_for_{device_types}", _silu_and_mul, mutates_args=(), device_types=device_types
+    )
+    monkeypatch.setattr(ComposedOps, "act_and_mul", lambda self, x: op(x))
+    reference = answers("mistral-full")
+    settings = {"backends": {"ops": "composed"}, "backend_options": {"graph:emulated": {"strict": True}}}
+    with Driver(small, cuda_graph_max_bs=2, **settings) as driver:
+        assert driver.tokens(reference.prompts[:1], greedy(6)) == [reference.continuations[0][:6]]
+        assert driver.replays
+
+
+def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up

@@ -107,9 +107,10 @@ def test_case_106_memory_that_an_authors_operation_hoards_is_found(name: str) ->
     step = lambda: op(x + 1)  # noqa: E731
     HOARDS["on"] = True
     check = StrictReplay(EmulatedGraph.capture(step), step, {})
+    check({}, {}, Rows(0, 0), {})
+    check({}, {}, Rows(0, 0), {})
     with pytest.raises(GraphViolation, match="growing_memory"):
-        for _ in range(3):
-            check({}, {}, Rows(0, 0), {})
+        check({}, {}, Rows(0, 0), {})
 
 
 def test_case_106_an_operation_without_a_body_for_the_host_is_an_error_of_torch() -> None:
