@@ -1,8 +1,9 @@
 """Prompts to token ids, token ids to text, chat templates and stop strings."""
 
-from .chat import ChatTemplate, Message
+from .chat import ChatTemplate
 from .decoding import ByteLevelDecoder, IncrementalDecoder, WindowDecoder
 from .load import load_tokenizer
+from .messages import Message
 from .stop import StopMatcher
 from .tokenizer import Tokenizer
 

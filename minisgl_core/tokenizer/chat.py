@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import jinja2
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..errors import AdmissionError
+from ..errors import AdmissionError, nearest
+from .messages import FinalMessage, Message, normalised, refusal
 
-__all__ = ["ChatTemplate", "Message"]
-
-Message = Mapping[str, Any]
-"""``role``, ``content`` (a string, or a list of ``{"type": "text", "text": ...}``) and what else the template reads."""
+__all__ = ["ChatTemplate"]
 
 
 class _Generation(Extension):
@@ -42,45 +41,123 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
-        """The prompt's text. ``variables`` are handed to the template, such as ``enable_thinking=False``.
+        """The prompt's text.
 
-        Raises :class:`~minisgl_core.errors.AdmissionError` with the template's own message if it refuses.
+        ``tools``: JSON schemas of functions; an empty list is none. ``documents``: texts with titles, for
+        templates that read them. ``chat_template``: one of the model's templates by name, or the text of another.
+        ``add_generation_prompt``: open the assistant's turn; by default True, unless the final message is continued.
+        ``continue_final_message``: leave the final message open, so that the model continues it; a text names the field
+        to continue (default ``content``). ``variables``: what the template reads beyond that, such as
+        ``enable_thinking=False``; one that it does not read is refused.
+
+        Raises :class:`~minisgl_core.errors.AdmissionError`, with the template's own message if it refuses.
         """
-        template, clean = self._pick(tools), _normalised(messages)
-        try:
-            return template.render(
-                messages=clean,
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **variables},
+        if add_generation_prompt and continue_final_message:
+            raise AdmissionError(
+                "`continue_final_message` and `add_generation_prompt` are both set",
+                field="continue_final_message",
+                value=continue_final_message,
+                remedy="a prompt either continues the final message or opens a new one",
             )
+        compiled = self._pick(chat_template, bool(tools))
+        compiled.check_variables(variables)
+        clean = normalised(messages, keep_null_content=compiled.asks_for_null_content)
+        final = FinalMessage(clean, continue_final_message, compiled.source) if continue_final_message else None
+        context = {
+            "messages": clean if final is None else final.marked,
+            "tools": _mappings("tools", tools),
+            "documents": _mappings("documents", documents),
+            "add_generation_prompt": add_generation_prompt is not False and not continue_final_message,
+        }
+        try:
+            text = compiled.template.render(**context, **{**self._special_tokens, **variables})
         except Exception as error:  # a template is a program of the model's makers: whatever it raises is its refusal
-            raise _refusal(f"the model's chat template refuses these messages: {error}", messages) from error
+            raise refusal(f"the model's chat template refuses these messages: {error}", messages) from error
+        return text if final is None else final.cut(text)
 
-    def _pick(self, tools: object) -> jinja2.Template:
-        name = "tool_use" if tools and "tool_use" in self._compiled else "default"
-        if name not in self._compiled:
+    def _pick(self, choice: str | None, has_tools: bool) -> _Compiled:
+        """The template that ``choice`` names or is; without one, that for tools if there are some, or the default."""
+        if choice is None:
+            choice = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+        elif choice not in self._sources and "{" in choice:
+            return _compile(choice)
+        if choice not in self._sources:
             raise AdmissionError(
-                f"the model has the chat templates {', '.join(self._sources)} and none is the default",
-                field="messages",
-                remedy="give a prompt instead of messages",
+                f"the model has no chat template {choice!r}; its templates are {', '.join(self._sources) or 'none'}",
+                field="chat_template",
+                value=choice,
+                remedy=nearest(choice, self._sources) or "name one as `chat_template`, or give a template's text",
             )
-        return self._compiled[name]
+        return _compile(self._sources[choice])
 
-    @cached_property
-    def _compiled(self) -> dict[str, jinja2.Template]:
-        try:
-            return {name: _environment().from_string(source) for name, source in self._sources.items()}
-        except jinja2.TemplateSyntaxError as error:
-            raise AdmissionError(
-                f"the model's chat template is broken at line {error.lineno}: {error.message}",
-                field="messages",
-                remedy="give a prompt instead of messages, or mend the template",
-            ) from error
+
+class _Compiled(NamedTuple):
+    """A template and what its text says about it."""
+
+    source: str
+    template: jinja2.Template
+    variables: frozenset[str]
+    """What it reads and does not set itself."""
+    asks_for_null_content: bool
+    """Does it compare a message's content with none?"""
+
+    def check_variables(self, given: Mapping[str, Any]) -> None:
+        """Refuse a variable that would change nothing."""
+        for name in given:
+            if name not in self.variables:
+                options = {*self.variables, *_OPTIONS} - _SET_ELSEWHERE
+                raise AdmissionError(
+                    f"neither minisgl nor the model's chat template knows the option `{name}`",
+                    field=name,
+                    value=given[name],
+                    remedy=nearest(name, options) or f"known are {', '.join(sorted(options))}",
+                )
+
+
+_OPTIONS: Final = ("tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message")
+_SET_ELSEWHERE: Final = {"messages"}
+
+
+@lru_cache(maxsize=64)
+def _compile(source: str) -> _Compiled:
+    environment = _environment()
+    try:
+        tree = environment.parse(source)
+        template = environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise AdmissionError(
+            f"the model's chat template is broken at line {error.lineno}: {error.message}",
+            field="messages",
+            remedy="give a prompt instead of messages, or mend the template",
+        ) from error
+    variables = meta.find_undeclared_variables(tree) - set(environment.globals)
+    return _Compiled(source, template, frozenset(variables), _asks_for_null_content(tree))
+
+
+def _asks_for_null_content(tree: nodes.Template) -> bool:
+    """Does the template hold ``content is none``, or a comparison of a content with none?"""
+    tests = [test.node for test in tree.find_all(nodes.Test) if test.name == "none"]
+    compared = [
+        compare.expr
+        for compare in tree.find_all(nodes.Compare)
+        if any(isinstance(other.expr, nodes.Const) and other.expr.value is None for other in compare.ops)
+    ]
+    return any(map(_is_content, (*tests, *compared)))
+
+
+def _is_content(node: nodes.Node) -> bool:
+    match node:
+        case nodes.Name(name="content") | nodes.Getattr(attr="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+    return False
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -112,28 +189,11 @@ def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
 
 
-def _normalised(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Plain dicts, without null values, lists of text parts joined to one string."""
-    if not messages:
-        raise _refusal("there are no messages", messages)
-    clean = []
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise _refusal(f"message {message!r} has no role", message)
-        plain = {key: value for key, value in message.items() if value is not None}
-        if isinstance(plain.get("content"), Sequence) and not isinstance(plain["content"], str):
-            plain["content"] = "".join(map(_part_text, plain["content"]))
-        clean.append(plain)
-    return clean
-
-
-def _part_text(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise _refusal(f"message content holds {part!r}", part, "only parts of type text are supported")
-
-
-def _refusal(problem: str, value: object, remedy: str = "change the messages") -> AdmissionError:
-    return AdmissionError(problem, field="messages", value=value, remedy=remedy)
+def _mappings(name: str, values: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Plain dicts; none for an empty list."""
+    for value in values or ():
+        if not isinstance(value, Mapping):
+            raise AdmissionError(
+                f"`{name}` holds {value!r:.80}", field=name, value=value, remedy="give objects, as JSON has them"
+            )
+    return [dict(value) for value in values] if values else None

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken
 
 from ..errors import CheckpointError
 from ..formats import read_json
+from ..inputs import warn_once
+from .added import add_tokens, without_token_names
+from .keys import SPECIAL_MAP_GATE, TOKENIZER_GATE
 from .tokenizer import Tokenizer
 
 __all__ = ["load_hf_tokenizer"]
 
-_ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SLOW_FILES: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
 
 
@@ -40,56 +41,86 @@ def load_hf_tokenizer(folder: Path) -> Tokenizer | None:
     backend.no_truncation()
     backend.no_padding()
     config = _optional(folder / "tokenizer_config.json")
-    named = _named_tokens(_optional(folder / "special_tokens_map.json") | config)
-    _add_tokens(backend, config, named)
-    roles = {role: token.content for role, token in named.items()}
-    return Tokenizer(backend, special_tokens=roles, chat_template=_chat_template(folder, config))
+    _check_files(backend, folder, config)
+    named = add_tokens(backend, folder, config)
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
+    _warn_of_contradictions(backend, config, named, str(folder / "tokenizer_config.json"))
+    return Tokenizer(backend, special_tokens=named, chat_template=_chat_template(folder, config))
 
 
 def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _token(value: Any) -> AddedToken | None:
-    """A token written as text or as an object."""
-    if isinstance(value, str):
-        return AddedToken(value, special=True, normalized=False)
-    if isinstance(value, Mapping) and isinstance(value.get("content"), str):
-        known = ("lstrip", "rstrip", "single_word", "normalized", "special")
-        return AddedToken(value["content"], **{key: bool(value[key]) for key in known if key in value})
-    return None
+def _check_files(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
+    """Warn about keys that are not used."""
+    special_file, config_file = folder / "special_tokens_map.json", folder / "tokenizer_config.json"
+    TOKENIZER_GATE.check(without_token_names(config), str(config_file))
+    SPECIAL_MAP_GATE.check(without_token_names(_optional(special_file)), str(special_file))
+    if config.get("clean_up_tokenization_spaces") and not isinstance(backend.model, tokenizers.models.BPE):
+        warn_once(f"`clean_up_tokenization_spaces` in {str(config_file)!r} is ignored: no space is removed")
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, AddedToken]:
-    return {role: token for role in _ROLES if (token := _token(config.get(role))) is not None}
+def _warn_of_contradictions(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str], file: str
+) -> None:
+    """transformers 5 lets tokenizer.json decide; other programs may go by these keys."""
+    around = [backend.id_to_token(number) for number in backend.encode("").ids]
+    ends = {
+        "add_bos_token": (named.get("bos_token"), around[:1]),
+        "add_eos_token": (named.get("eos_token"), around[-1:]),
+    }
+    found = {key: [token] == place for key, (token, place) in ends.items() if token is not None}
+    found["add_prefix_space"] = _adds_space(backend)
+    for key, value in found.items():
+        if isinstance(config.get(key), bool) and config[key] != value:
+            warn_once(f"`{key}` in {file!r} is {config[key]!r}, but tokenizer.json does otherwise and decides")
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, AddedToken]) -> None:
-    """Tokens that tokenizer_config.json adds to those of tokenizer.json, by id; then the named ones as special."""
-    present = {token.content for token in backend.get_added_tokens_decoder().values()}
-    listed = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
-    extra = [token for _, value in listed if (token := _token(value)) is not None and token.content not in present]
-    if extra:
-        backend.add_tokens(extra)
-    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    values = more.values() if isinstance(more, Mapping) else more
-    special = [*named.values(), *(token for value in values if (token := _token(value)) is not None)]
-    if special:
-        backend.add_special_tokens(special)
+def _adds_space(backend: tokenizers.Tokenizer) -> bool:
+    """Does the first word of a text get a space before it?"""
+    if backend.normalizer is not None and backend.normalizer.normalize_str("a") in ("▁a", " a"):
+        return True
+    if backend.pre_tokenizer is None:
+        return False
+    words = backend.pre_tokenizer.pre_tokenize_str("a")
+    return bool(words) and words[0][0] in ("Ġa", "▁a", "Ġ", "▁")
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """From files of its own (transformers 5) or from tokenizer_config.json (4): one template, or several by name."""
-    named = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("additional_chat_templates/*.jinja")}
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """From files of its own (transformers 5) or from tokenizer_config.json (4): one template, or several by name.
+
+    Files win over the config; only a default that no file gives comes from there.
+    """
+    files = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("additional_chat_templates/*.jinja")}
     own = folder / "chat_template.jinja"
     if own.exists():
-        return {"default": own.read_text(encoding="utf-8"), **named}
+        return {**files, "default": own.read_text(encoding="utf-8")}
     given = config.get("chat_template")
     if given is None:
         given = _optional(folder / "chat_template.json").get("chat_template")
-    if isinstance(given, list):
-        return {str(item["name"]): str(item["template"]) for item in given}
-    return given if isinstance(given, str | dict) else None
+    by_name = _templates(given)
+    return {name: text for name, text in by_name.items() if name == "default" or not files} | files
+
+
+def _templates(given: Any) -> dict[str, str]:
+    """The value of ``chat_template``: a text, texts by name, or a list of ``{"name", "template"}``."""
+    try:
+        named = {item["name"]: item["template"] for item in given} if isinstance(given, list) else given
+    except (KeyError, TypeError):
+        named = given
+    if isinstance(named, str):
+        return {"default": named}
+    if named is None:
+        return {}
+    if not isinstance(named, Mapping) or not all(isinstance(one, str) for pair in named.items() for one in pair):
+        raise CheckpointError(
+            f"`chat_template` of the tokenizer is {given!r:.80}",
+            field="chat_template",
+            value=given,
+            remedy='it must be a text or a list of {"name": ..., "template": ...}',
+        )
+    return dict(named)
 
 
 def _convert(folder: Path, name: str) -> Tokenizer:
@@ -104,8 +135,9 @@ def _convert(folder: Path, name: str) -> Tokenizer:
         ) from error
     try:
         slow = AutoTokenizer.from_pretrained(folder)
-        roles = {role: str(token) for role in _ROLES if (token := getattr(slow, role, None)) is not None}
-        return Tokenizer(slow.backend_tokenizer, special_tokens=roles, chat_template=slow.chat_template)
+        return Tokenizer(
+            slow.backend_tokenizer, special_tokens=slow.special_tokens_map, chat_template=slow.chat_template
+        )
     except Exception as error:  # whatever a conversion may raise
         raise CheckpointError(
             f"transformers cannot read the tokenizer {name} of {str(folder)!r}: {str(error).splitlines()[0]}",

@@ -10,8 +10,9 @@ import tokenizers
 from tokenizers import decoders
 
 from ..errors import AdmissionError
-from .chat import ChatTemplate, Message
+from .chat import ChatTemplate
 from .decoding import ByteLevelDecoder, IncrementalDecoder, PieceTable, TokenKind, WindowDecoder
+from .messages import Message
 
 __all__ = ["Tokenizer"]
 
@@ -41,7 +42,12 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.vocab_size: int = max(backend.get_vocab_size(), max(added, default=-1) + 1)
         """One more than the largest id; a model's own vocabulary may be padded to more."""
-        self._special_ids = frozenset(token for token, facts in added.items() if facts.special)
+        self._special_ids = frozenset(
+            # a token that was special once stays silent in the library, whatever its flag says now
+            token
+            for token, facts in added.items()
+            if facts.special or not backend.decode([token, token])
+        )
 
     def token_id(self, token: str | None) -> int | None:
         """The id of one token's text; None if there is no such token."""
@@ -72,11 +78,16 @@ class Tokenizer:
 
     def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
         """The prompt that the chat template makes of messages; see :meth:`ChatTemplate.render`."""
-        if self.chat_template is None:
+        template = self.chat_template
+        if template is None and options.get("chat_template") is not None:
+            template = ChatTemplate({}, self.special_tokens)
+        if template is None:
             raise AdmissionError(
-                "this model has no chat template", field="messages", remedy="give a prompt instead of messages"
+                "this model has no chat template",
+                field="messages",
+                remedy="give a prompt instead of messages, or a `chat_template`",
             )
-        return self.chat_template.render(messages, **options)
+        return template.render(messages, **options)
 
     def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Token ids of a chat. The template writes all special tokens itself: none is added, so BOS stands once."""

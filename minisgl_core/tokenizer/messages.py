@@ -1,0 +1,100 @@
+"""The messages of a chat, as chat templates read them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import AdmissionError
+
+__all__ = ["FinalMessage", "Message", "normalised", "refusal"]
+
+Message = Mapping[str, Any]
+"""``role``, ``content`` (a string, or a list of ``{"type": "text", "text": ...}``) and what else the template reads."""
+
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+"""Names of one field; templates read the first, gpt-oss's the second."""
+_MARK: Final = "END_OF_THE_CONTINUED_MESSAGE "
+"""Written after the text to continue. Whether its space survives shows whether the template trims."""
+
+
+def normalised(messages: Sequence[Any], *, keep_null_content: bool) -> list[dict[str, Any]]:
+    """Plain dicts. Lists of text parts are joined to one string.
+
+    A field that is null, and an empty ``tool_calls``, are left out: templates ask ``'tool_calls' in message``, or would
+    write the word None. A null ``content`` stays for templates that compare it with none (``keep_null_content``).
+    """
+    if not messages:
+        raise refusal("there are no messages", messages)
+    return [_normalised(message, keep_null_content) for message in messages]
+
+
+def _normalised(message: Any, keep_null_content: bool) -> dict[str, Any]:
+    fields = _fields(message)
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("role"), str):
+        raise refusal(f"message {message!r} has no role", message)
+    plain = {key: value for key, value in fields.items() if value is not None}
+    if keep_null_content and "content" in fields:
+        plain["content"] = fields["content"]
+    if not plain.get("tool_calls", True):
+        del plain["tool_calls"]
+    if isinstance(plain.get("content"), Sequence) and not isinstance(plain["content"], str):
+        plain["content"] = "".join(map(_part_text, plain["content"]))
+    reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _fields(message: Any) -> Any:
+    """Messages of client libraries are objects: pydantic models or dataclasses."""
+    if dataclasses.is_dataclass(message) and not isinstance(message, type):
+        return dataclasses.asdict(message)
+    dump = None if isinstance(message, Mapping) else getattr(message, "model_dump", None)
+    return dump() if callable(dump) else message
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise refusal(f"message content holds {part!r}", part, "only parts of type text are supported")
+
+
+class FinalMessage:
+    """The final message, to be continued by the model: marked where it ends, so that what a template writes behind it
+    can be cut off.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]], continued: bool | str, template: str) -> None:
+        """``continued``: the name of the field, or True for ``content``."""
+        name = continued if isinstance(continued, str) else "content"
+        text = messages[-1].get(name)
+        if not isinstance(text, str):
+            raise _cannot_continue(f"the final message has no `{name}`", continued)
+        names = [one for one in _REASONING if messages[-1].get(one) == text] if name in _REASONING else [name]
+        if not any(one in template for one in names):
+            raise _cannot_continue(f"the chat template does not read `{name}`", continued)
+        self._text = text
+        self.marked = [*messages[:-1], {**messages[-1], **dict.fromkeys(names, text + _MARK)}]
+
+    def cut(self, rendered: str) -> str:
+        """The rendered text up to the end of the final message."""
+        place = rendered.rfind(_MARK.strip())
+        if place < 0 or self._text.strip() not in rendered:
+            raise _cannot_continue("the chat template does not write the final message as it is", self._text)
+        head = rendered[:place]
+        return head if rendered.startswith(_MARK, place) else head.rstrip()
+
+
+def _cannot_continue(problem: str, value: object) -> AdmissionError:
+    return AdmissionError(
+        f"the final message cannot be continued: {problem}",
+        field="continue_final_message",
+        value=value,
+        remedy="end with a message of the assistant that holds text, or leave `continue_final_message` out",
+    )
+
+
+def refusal(problem: str, value: object, remedy: str = "change the messages") -> AdmissionError:
+    return AdmissionError(problem, field="messages", value=value, remedy=remedy)
