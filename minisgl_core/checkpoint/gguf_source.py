@@ -72,20 +72,19 @@ class _Part:
 
 
 class GGUFSource:
-    """A :class:`~minisgl_core.checkpoint.slots.WeightSource` over one memory-mapped GGUF file.
+    """A :class:`~minisgl_core.checkpoint.slots.WeightSource` over the memory-mapped GGUF files of one model.
 
     Only the rows that are asked for are dequantised. Raises :class:`~minisgl_core.errors.CheckpointError` if the file
     is shorter than its header says, or the installed ``gguf`` library cannot turn a tensor's format into numbers.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         file = GGUFFile(path)
         self._parts = {name: part for tensor in file.tensors.values() for name, part in _parts(file, tensor)}
-        size = path.stat().st_size
+        sizes = {part: part.stat().st_size for part in file.paths}
         for part in self._parts.values():
-            self._check(part.tensor, size)
-        self._bytes: Array | None = np.memmap(path, dtype=np.uint8, mode="r")
+            _check(part.tensor, sizes[part.tensor.path])
+        self._bytes: dict[Path, Array] | None = {part: np.memmap(part, dtype=np.uint8, mode="r") for part in file.paths}
 
     def names(self) -> frozenset[str]:
         return frozenset(self._parts)
@@ -98,7 +97,7 @@ class GGUFSource:
 
     def order(self, names: Iterable[str]) -> list[str]:
         """As they lie in the file."""
-        return sorted(names, key=lambda name: (self._parts[name].tensor.start, self._parts[name].expert or 0))
+        return sorted(names, key=self._place)
 
     def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         part = self._parts[name]
@@ -115,30 +114,36 @@ class GGUFSource:
     def close(self) -> None:
         self._bytes = None
 
-    def _check(self, tensor: GGUFTensor, size: int) -> None:
-        known = {int(kind) for kind in gguf.GGMLQuantizationType}
-        problem = ""
-        if tensor.type_id not in known:
-            problem = f"has format {tensor.type_id}, which the installed gguf library does not know"
-        elif not _is_readable(tensor.type_id):
-            name = gguf.GGMLQuantizationType(tensor.type_id).name
-            problem = f"has format {name}, which the installed gguf library cannot turn into numbers"
-        elif tensor.start + _num_bytes(tensor) > size:
-            problem = f"ends at byte {tensor.start + _num_bytes(tensor)}, the file at {size}"
-        if problem:
-            raise CheckpointError(
-                f"tensor {tensor.name!r} of GGUF file {str(self._path)!r} {problem}",
-                field=tensor.name,
-                value=str(self._path),
-                remedy="download the file again or upgrade gguf",
-            )
+    def _place(self, name: str) -> tuple[Path, int, int]:
+        part = self._parts[name]
+        return part.tensor.path, part.tensor.start, part.expert or 0
 
     def _rows(self, tensor: GGUFTensor) -> Array:
         """(product of all dimensions but the last, bytes of one row), still packed."""
         if self._bytes is None:
             raise ValueError("this GGUFSource is closed")
-        packed = self._bytes[tensor.start : tensor.start + _num_bytes(tensor)]
+        packed = self._bytes[tensor.path][tensor.start : tensor.start + _num_bytes(tensor)]
         return packed.reshape(-1, _row_bytes(tensor))
+
+
+def _check(tensor: GGUFTensor, size: int) -> None:
+    known = {int(kind) for kind in gguf.GGMLQuantizationType}
+    problem, remedy = "", "upgrade gguf, or use a file in another format"
+    if tensor.type_id not in known:
+        problem = f"has format {tensor.type_id}, which the installed gguf library does not know"
+    elif not _is_readable(tensor.type_id):
+        name = gguf.GGMLQuantizationType(tensor.type_id).name
+        problem = f"has format {name}, which the installed gguf library cannot turn into numbers"
+    elif tensor.start + _num_bytes(tensor) > size:
+        problem = f"ends at byte {tensor.start + _num_bytes(tensor)}, the file at {size}"
+        remedy = "the download was cut, or is still running: download the file again"
+    if problem:
+        raise CheckpointError(
+            f"tensor {tensor.name!r} of GGUF file {str(tensor.path)!r} {problem}",
+            field=tensor.name,
+            value=str(tensor.path),
+            remedy=remedy,
+        )
 
 
 def _parts(file: GGUFFile, tensor: GGUFTensor) -> list[tuple[str, _Part]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
-from ..formats import read_json
+from ..formats import Cause, cause_of, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -87,12 +88,27 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
+        cause = cause_of(path) or _cut(path) or Cause(f"cannot be read: {error}", "download it again")
         raise CheckpointError(
-            f"weight file {str(path)!r} cannot be read: {error}",
-            field="model",
-            value=str(path),
-            remedy="download it again",
+            f"weight file {str(path)!r} {cause.problem}", field="model", value=str(path), remedy=cause.remedy
         ) from error
+
+
+def _cut(path: Path) -> Cause | None:
+    """A file of another length than its header says; None if that is not what is wrong."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little") + 8
+        header = file.read(length - 8) if length <= size else b""
+    if len(start) < 8 or length > size:
+        return Cause(f"ends inside its header, after {size} bytes", "the download was cut: download it again")
+    try:
+        ends = [item["data_offsets"][1] for name, item in json.loads(header).items() if name != "__metadata__"]
+        wanted = length + max(ends, default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return None if wanted == size else Cause(f"has {size} bytes, and its header says {wanted}", "download it again")
 
 
 class SafetensorsSource:

@@ -15,6 +15,7 @@ import click
 
 from minisgl_core import __version__
 from minisgl_core.errors import MinisglError, nearest
+from minisgl_core.settings.variables import check_variables
 
 from .stderr import forgiving_stderr
 
@@ -77,6 +78,8 @@ def _app(ctx: click.Context, debug: bool) -> None:
     """Run Hugging Face language models on backends that are plugins."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+    else:
+        check_variables(os.environ)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import click
 from minisgl_core.calibrate.choose import apply
 from minisgl_core.calibrate.store import Loaded, is_timed
 from minisgl_core.errors import UsageError
-from minisgl_core.modelconfig import ModelConfig, read_model_config
+from minisgl_core.modelconfig import ModelConfig, dequantised, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
 from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, discover, wants_graph
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
@@ -54,11 +54,21 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
     untimed = {item.label for item in registry.candidates("linear") if not is_timed(item.spec)}
     usable = ((slot.slot, item.backend) for slot in answer.slots for item in slot.usable())
     candidates = [(slot.label, name) for slot, name in usable if not (slot.role == "linear" and name in untimed)]
+    note = dequantised(model, query.dtype)
     if as_json:
         about = {"model": subject, "architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
-        print_json({**about, **answer.to_json(), "calibration": calibration_json(measured, candidates, left_out)})
+        print_json(
+            {
+                **about,
+                "weights": note,
+                **answer.to_json(),
+                "calibration": calibration_json(measured, candidates, left_out),
+            }
+        )
     else:
         _print(answer, f"{model.architecture} on {facts}" + (" (not this machine)" if elsewhere else ""))
+        if note:
+            click.echo(f"\nnote: {note}")
         print_calibration(measured, candidates, left_out)
     return 0 if answer.plan else 1
 

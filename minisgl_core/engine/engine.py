@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -10,10 +11,12 @@ import torch
 
 from minisgl_core.checkpoint import head_is_tied, load_weights, open_source
 from minisgl_core.core import Batch, Context
-from minisgl_core.modelconfig import read_model_config
+from minisgl_core.inputs import warn_once
+from minisgl_core.modelconfig import dequantised, read_model_config
 from minisgl_core.plugin_api import MemoryGauge
 from minisgl_core.registry import build, load_class
 from minisgl_core.registry.records import CORE
+from minisgl_core.settings.variables import check_variables
 
 from .capacity import check_tables, check_weights, shortage_in_words
 from .dispatch import AttentionDispatcher
@@ -60,6 +63,7 @@ class Engine:
 
     def _build(self, config: EngineConfig) -> None:
         # ---- the model's facts, the plan -----------------------------------------------------------------
+        check_variables(os.environ)
         self.config, self.tp = config, config.tp_info
         self.model_config = read_model_config(config.model_path)
         self.max_seq_len = context_limit(config, self.model_config)
@@ -186,9 +190,13 @@ class Engine:
                 self.model.tie_head(tied)
                 slots = self.model.slots("", source.names())
                 unused = ("lm_head.weight",) if tied else ()
-                load_weights(slots, source, progress=self.config.progress and self.tp.is_primary, unused=unused)
+                report = load_weights(
+                    slots, source, progress=self.config.progress and self.tp.is_primary, unused=unused
+                )
             finally:
                 source.close()
+            if self.tp.is_primary and (note := dequantised(self.model_config, self.plan.dtype, report.num_bytes)):
+                warn_once(note)
         self.model.finish()
 
     # One pass.

@@ -2,5 +2,6 @@
 
 from .gguf import GGUFFile, GGUFTensor, find_gguf
 from .jsonfile import read_json
+from .wrong_file import Cause, cause_of
 
-__all__ = ["GGUFFile", "GGUFTensor", "find_gguf", "read_json"]
+__all__ = ["Cause", "GGUFFile", "GGUFTensor", "cause_of", "find_gguf", "read_json"]

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .wrong_file import cause_of
 
 __all__ = ["read_json"]
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises :class:`~minisgl_core.errors.CheckpointError` naming the file and place."""
+    cause = cause_of(path)
+    if cause is not None:
+        raise CheckpointError(f"{str(path)!r} {cause.problem}", field=path.name, value=str(path), remedy=cause.remedy)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

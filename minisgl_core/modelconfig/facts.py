@@ -66,6 +66,8 @@ class ModelConfig:
     """``float32``, ``bfloat16`` or ``float16``: what the checkpoint asks for."""
     quantised: bool = False
     """The weights lie in blocks of few bits, which say nothing of the dtype to compute in."""
+    file_bytes: int = field(default=0, compare=False)
+    """Size of the files of a GGUF model; 0 for a folder."""
     hidden_act: str = "silu"
     qkv_bias: bool = False
     o_bias: bool = False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any, Final
 
 from ..errors import CheckpointError
 from ..formats import GGUFFile
 from .facts import ModelConfig, MoEConfig, RopeConfig
+from .gguf_keys import check_keys
 from .keys import MAX_INTEGER, MOST_LAYERS
 from .rope import DEFAULT_THETA, FACTORS, THETAS
 
@@ -37,13 +39,15 @@ def read_gguf(file: GGUFFile) -> ModelConfig:
     if arch not in GGUF_MODEL_TYPES:
         raise _error(file, "general.architecture", arch, f"minisgl reads {', '.join(GGUF_MODEL_TYPES)}")
     model_type, architecture = GGUF_MODEL_TYPES[arch]
-    if arch == "llama" and file.metadata.get("llama.expert_count"):
-        raise _error(file, "llama.expert_count", file.metadata["llama.expert_count"], "Mixtral is not supported")
+    if arch != "qwen3moe" and (experts := file.metadata.get(f"{arch}.expert_count")):
+        raise _error(file, f"{arch}.expert_count", experts, "of models with experts, minisgl reads qwen3moe")
     heads, hidden = _integer(file, "attention.head_count"), _integer(file, "embedding_length")
     kv_heads = _integer(file, "attention.head_count_kv", heads)
     if heads % kv_heads:
         raise _error(file, f"{arch}.attention.head_count_kv", kv_heads, f"it must divide the {heads} query heads")
     head_dim = _integer(file, "attention.key_length", hidden // heads)
+    _check_attention(file, head_dim)
+    check_keys(file.metadata, arch, _rope_kind(file), str(file.path), moe=arch == "qwen3moe")
     num_layers = _integer(file, "block_count", high=MOST_LAYERS)
     context = _integer(file, "context_length")
     window = _integer(file, "attention.sliding_window", 0, low=0) or None
@@ -64,13 +68,14 @@ def read_gguf(file: GGUFFile) -> ModelConfig:
         tie_word_embeddings="output.weight" not in file.tensors,
         dtype=dtype,
         quantised=dtype == "float32" and any(tensor.type_id not in _PLAIN_TYPES for tensor in file.tensors.values()),
+        file_bytes=file.num_bytes,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         windows=(window,) * num_layers,
         moe=_moe(file, num_layers) if arch == "qwen3moe" else None,
-        eos_token_ids=_token_ids(file, "eos", "eot"),  # end of sequence, and end of turn where the file names one
+        eos_token_ids=_token_ids(file, "eos", "eot", "eom"),  # end of sequence, of a turn, of a message
         bos_token_id=next(iter(_token_ids(file, "bos")), None),
     )
 
@@ -97,6 +102,13 @@ def _number(file: GGUFFile, suffix: str, default: float | None = None, *, low: f
     return float(value)
 
 
+def _flag(file: GGUFFile, suffix: str, default: bool) -> bool:
+    key, value = _found(file, suffix, default)
+    if not isinstance(value, bool):
+        raise _error(file, key, value, "it must be true or false")
+    return value
+
+
 def _found(file: GGUFFile, suffix: str, default: object) -> tuple[str, Any]:
     """(key, value); raises if it is missing and there is no default."""
     key = f"{file.architecture}.{suffix}"
@@ -119,26 +131,75 @@ def _dtype(file: GGUFFile) -> str:
     return _FILE_TYPE_DTYPES.get(kind, "float32") if isinstance(kind, int) else "float32"
 
 
-def _rope(file: GGUFFile, head_dim: int, context: int) -> RopeConfig:
+def _check_attention(file: GGUFFile, head_dim: int) -> None:
+    """What the format can say and minisgl computes in one way only."""
+    width = _integer(file, "attention.value_length", head_dim)
+    if width != head_dim:
+        raise _error(file, f"{file.architecture}.attention.value_length", width, f"keys have {head_dim}: give another")
+    scale = _number(file, "attention.scale", 0.0, low=-FACTORS[1], high=FACTORS[1])
+    if scale and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-5):
+        raise _error(
+            file, f"{file.architecture}.attention.scale", scale, f"minisgl computes {head_dim**-0.5:g} for this model"
+        )
+
+
+def _rope_kind(file: GGUFFile) -> str:
+    """``none``, ``linear`` or ``yarn``. A factor without a kind is linear."""
     arch = file.architecture
-    kind = file.metadata.get(f"{arch}.rope.scaling.type", "none")
+    named = [f"{arch}.rope.scaling.factor", f"{arch}.rope.scale_linear"]
+    scaled = any(file.metadata.get(key) not in (None, 0, 1) for key in named)
+    kind = file.metadata.get(f"{arch}.rope.scaling.type", "linear" if scaled else "none")
     if kind not in ("none", "linear", "yarn"):
         raise _error(file, f"{arch}.rope.scaling.type", kind, "minisgl reads none, linear and yarn from GGUF")
-    attention_factor = file.metadata.get(f"{arch}.rope.scaling.attn_factor", 1.0)
-    if attention_factor != 1.0:
-        raise _error(file, f"{arch}.rope.scaling.attn_factor", attention_factor, "minisgl supports 1.0")
+    return str(kind)
+
+
+def _rope(file: GGUFFile, head_dim: int, context: int) -> RopeConfig:
+    arch, kind = file.architecture, _rope_kind(file)
     rotary_dim = _integer(file, "rope.dimension_count", head_dim, high=head_dim)
     if rotary_dim % 2:
         raise _error(file, f"{arch}.rope.dimension_count", rotary_dim, "it must be even: pairs are turned")
-    scaled = kind != "none"
+    divisors = _divisors(file)
+    if divisors and kind != "none":
+        raise _error(file, f"{arch}.rope.scaling.type", kind, "the file has rope_freqs.weight as well: one must go")
+    fast, slow = _betas(file) if kind == "yarn" else (32.0, 1.0)
     return RopeConfig(
         theta=_number(file, "rope.freq_base", DEFAULT_THETA, low=THETAS[0], high=THETAS[1]),
         rotary_dim=rotary_dim,
-        kind=kind if scaled else "default",
-        factor=_number(file, "rope.scaling.factor", low=FACTORS[0], high=FACTORS[1]) if scaled else 1.0,
+        kind="yarn" if kind == "yarn" else "linear" if kind == "linear" else "default",
+        factor=1.0 if kind == "none" else _factor(file),
         original_max_position=_integer(file, "rope.scaling.original_context_length", context),
-        divisors=_divisors(file),
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=_attention_factor(file) if kind == "yarn" else None,
+        divisors=divisors,
     )
+
+
+def _factor(file: GGUFFile) -> float:
+    """0 means unset; the older key counts where the newer one is unset."""
+    for suffix in ("rope.scaling.factor", "rope.scale_linear"):
+        if file.metadata.get(f"{file.architecture}.{suffix}") not in (None, 0):
+            return _number(file, suffix, low=FACTORS[0], high=FACTORS[1])
+    return 1.0
+
+
+def _betas(file: GGUFFile) -> tuple[float, float]:
+    """Between which numbers of turns yarn blends."""
+    low, high = FACTORS
+    fast = _number(file, "rope.scaling.yarn_beta_fast", 32.0, low=low, high=high)
+    slow = _number(file, "rope.scaling.yarn_beta_slow", 1.0, low=low, high=high)
+    if fast < slow:
+        key = f"{file.architecture}.rope.scaling.yarn_beta_fast"
+        raise _error(file, key, fast, f"it must be at least yarn_beta_slow, which is {slow:g}")
+    return fast, slow
+
+
+def _attention_factor(file: GGUFFile) -> float | None:
+    """Converters copy transformers' ``attention_factor``: what sines and cosines are multiplied by in all."""
+    key = "rope.scaling.yarn_attn_factor"
+    absent = file.metadata.get(f"{file.architecture}.{key}") is None
+    return None if absent else _number(file, key, low=FACTORS[0], high=FACTORS[1])
 
 
 def _divisors(file: GGUFFile) -> tuple[float, ...]:
@@ -148,7 +209,7 @@ def _divisors(file: GGUFFile) -> tuple[float, ...]:
         return ()
     if tensor.type_id != _F32 or len(tensor.shape) != 1:
         raise _error(file, "rope_freqs.weight", tensor, "it must be a float32 vector")
-    with file.path.open("rb") as content:
+    with tensor.path.open("rb") as content:
         content.seek(tensor.start)
         found = content.read(4 * tensor.shape[0])
     if len(found) < 4 * tensor.shape[0]:
@@ -166,7 +227,7 @@ def _moe(file: GGUFFile, num_layers: int) -> MoEConfig:
         num_experts=num_experts,
         top_k=_integer(file, "expert_used_count", high=num_experts),
         intermediate_size=_integer(file, "expert_feed_forward_length"),
-        norm_topk_prob=True,  # the format has no such key: readers of this architecture renormalise
+        norm_topk_prob=_flag(file, "expert_weights_norm", True),  # older files lack it: the architecture's own way
         layers=layers,
     )
 

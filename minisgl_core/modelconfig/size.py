@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .facts import ModelConfig, MoEConfig
 
-__all__ = ["num_parameters"]
+__all__ = ["dequantised", "num_parameters"]
+
+_MB: Final = 1_000_000
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def dequantised(config: ModelConfig, dtype: str, num_bytes: int | None = None) -> str:
+    """What loading does to quantised weights, in words; empty for others. ``num_bytes``: what was loaded, if it was."""
+    if not config.quantised:
+        return ""
+    loaded = num_parameters(config) * _BYTES[dtype] if num_bytes is None else num_bytes
+    stored = f" ({config.file_bytes / _MB:.0f} MB)" if config.file_bytes else ""
+    return (
+        f"the file's quantised weights{stored} are dequantised when they are loaded: {loaded / _MB:.0f} MB of {dtype}"
+    )
 
 
 def num_parameters(config: ModelConfig, tp_size: int = 1) -> int:

@@ -9,14 +9,14 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from minisgl_core.env import ENV
 from minisgl_core.errors import ConfigError, nearest
 from minisgl_core.plugin_api import OP_NAMES, ROLES
 
 from .schema import SECTIONS, DebugSettings, EngineSettings, ModelSettings, ServerSettings, Settings
-from .sources import CONFIG_VARIABLE, PREFIX, Given, parse_backend_flags, plugin_lists, read_file, split_list
+from .sources import PREFIX, Given, parse_backend_flags, plugin_lists, read_file, split_list
+from .variables import check_variables
 
-__all__ = ["backend_variables", "flag_name", "load_settings", "variable_name"]
+__all__ = ["backend_variables", "flag_name", "load_settings", "setting_variables", "variable_name"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -51,10 +51,10 @@ def load_settings(
     for a value that does not fit, naming where it was written.
     """
     environ = os.environ if environ is None else environ
-    _check_variables(environ)
+    check_variables(environ)
     tables, file = read_file(config, environ)
-    for table in tables:
-        _check_key(table, _TABLES, "table", file)
+    for table, content in tables.items():
+        _check_table(table, content, file)
     given: dict[tuple[str, str], Given] = {}
     given.update(_from_file(tables, file))
     given.update(_from_environment(environ))
@@ -93,7 +93,35 @@ def _check_key(key: str, known: Iterable[str], what: str, where: str) -> None:
         )
 
 
-def _variables() -> dict[str, tuple[str, str]]:
+def _check_table(name: str, content: object, file: str) -> None:
+    """A key outside any table belongs below one; a table must be known."""
+    below = _owner(name)
+    if name in _TABLES or (below is None and isinstance(content, Mapping)):
+        _check_key(name, _TABLES, "table", file)
+    elif below is not None:
+        raise ConfigError(
+            f"key {name!r} of {file} is outside a table", field=name, value=content, remedy=f"write it below [{below}]"
+        )
+    else:
+        keys = [key for model in SECTIONS.values() for key in model.model_fields]
+        near = nearest(name, keys)
+        close = next((key for key in keys if near.endswith(f"{key!r}?")), "")
+        raise ConfigError(
+            f"unknown key {name!r} in {file}",
+            field=name,
+            value=content,
+            remedy=f"did you mean {close!r}, below [{_owner(close)}]?" if close else f"tables are {', '.join(_TABLES)}",
+        )
+
+
+def _owner(key: str) -> str | None:
+    """The table that a key belongs in; None if there is no such key."""
+    owners = {key: name for name, model in SECTIONS.items() for key in model.model_fields}
+    owners |= dict.fromkeys((*ROLES, "options", _SHADOW), "backends") | dict.fromkeys(("allow", "deny"), "plugins")
+    return owners.get(key)
+
+
+def setting_variables() -> dict[str, tuple[str, str]]:
     """Settings by environment variable."""
     return {variable_name(name, key): (name, key) for name, model in SECTIONS.items() for key in model.model_fields}
 
@@ -104,39 +132,32 @@ def backend_variables() -> dict[str, str]:
     return {f"{PREFIX}BACKEND_{key.replace('.', '_').upper()}": key for key in (*ROLES, *parts)}
 
 
-def _check_variables(environ: Mapping[str, str]) -> None:
-    known = {CONFIG_VARIABLE, f"{PREFIX}PLUGINS_ALLOW", f"{PREFIX}PLUGINS_DENY"}
-    known |= _variables().keys() | backend_variables().keys() | {item.name for item in ENV.all()}
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
-            raise ConfigError(
-                f"unknown environment variable {name}",
-                field=name,
-                value=environ[name],
-                remedy=nearest(name, known) or "unset it",
-            )
-
-
 def _from_file(tables: Mapping[str, Any], file: str) -> dict[tuple[str, str], Given]:
-    given = {}
+    given: dict[tuple[str, str], Given] = {}
     for section, model in SECTIONS.items():
         table = tables.get(section, {})
         if not isinstance(table, Mapping):
-            raise ConfigError(f"{section} in {file} is {table!r}", field=section, value=table, remedy="make it a table")
-        for key, value in table.items():
+            first = next(iter(model.model_fields))
+            remedy = f"write it as a table: [{section}] with {first} = ..."
+            raise ConfigError(f"{section} in {file} is {table!r}", field=section, value=table, remedy=remedy)
+        for key in table:
             _check_key(key, model.model_fields, "key", f"[{section}] of {file}")
-            given[section, key] = Given(value, file)
+        found = {(section, key): Given(value, file) for key, value in table.items()}
+        _validated(section, model, found, strict=True)  # a file has types: "16" is no integer
+        given.update(found)
     return given
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, str], Given]:
-    return {place: Given(environ[name], name) for name, place in _variables().items() if environ.get(name)}
+    return {place: Given(environ[name], name) for name, place in setting_variables().items() if environ.get(name)}
 
 
-def _validated(section: str, model: type[M], given: Mapping[tuple[str, str], Given]) -> M:
+def _validated(
+    section: str, model: type[M], given: Mapping[tuple[str, str], Given], *, strict: bool | None = None
+) -> M:
     values = {key: item.value for (name, key), item in given.items() if name == section}
     try:
-        return model.model_validate(values)
+        return model.model_validate(values, strict=strict)
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
         item = given[section, key]
@@ -157,10 +178,24 @@ def _wanted(error: ValidationError, key: str) -> str:
 def _check_choice(chosen: Mapping[str, Any], file: str) -> None:
     """Resolving checks the whole choice, but no longer knows which of its keys the file holds."""
     for role, value in chosen.items():
+        _check_names(role, value, file)
         _check_key(role, (*ROLES, "options", _SHADOW), "key", f"[backends] of {file}")
         if role in _PARTS and isinstance(value, Mapping):
             for part in value:
                 _check_key(part, (*_PARTS[role], "*"), "key", f"[backends.{role}] of {file}")
+
+
+def _check_names(role: str, value: object, file: str) -> None:
+    """A choice is a name, a list of names, or a table of these by part."""
+    parts = list(value.values()) if isinstance(value, Mapping) else [value]
+    names = [name for part in parts for name in (part if isinstance(part, list) else [part])]
+    if not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"backends.{role} in {file} is {value!r:.80}",
+            field=f"backends.{role}",
+            value=value,
+            remedy='give the name of a backend, such as "torch", or a list of names',
+        )
 
 
 def _backends(

@@ -161,9 +161,11 @@ def test_a_cut_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"PK\x03\x04" + bytes(60), r"begins with b'PK\\x03\\x04'"),
+        (b"PK\x03\x04" + bytes(60), "is a zip archive, such as PyTorch's own format"),
+        (b"PQ" + bytes(60), r"begins with b'PQ\\x00\\x00', not b'GGUF'"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(40), "is big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0) + bytes(40), "has version 1"),
-        (b"", "cannot be read"),
+        (b"", "is empty: a download that never began"),
     ],
 )
 def test_files_that_are_no_gguf(tmp_path: Path, content: bytes, message: str) -> None:

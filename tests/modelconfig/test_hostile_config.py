@@ -171,7 +171,7 @@ def gguf(metadata: dict[str, Any], *shape: int) -> GGUFFile:
     """A header without a file."""
     file = object.__new__(GGUFFile)
     file.path, file.metadata = Path("model.gguf"), metadata
-    file.tensors = {"token_embd.weight": GGUFTensor("token_embd.weight", shape, 0, 0)}
+    file.tensors = {"token_embd.weight": GGUFTensor("token_embd.weight", shape, 0, 0, file.path)}
     return file
 
 
@@ -189,7 +189,7 @@ def test_the_good_headers_are_models() -> None:
 @pytest.mark.parametrize(("tensor_type", "on_gpu"), [(0, "float32"), (3, "bfloat16")])
 def test_a_quantised_file_is_computed_in_what_the_device_is_good_at(tensor_type: int, on_gpu: str) -> None:
     file = gguf(GGUF_GOOD[0] | {"general.file_type": tensor_type}, 512, 128)
-    file.tensors["blk.0.attn_q.weight"] = GGUFTensor("blk.0.attn_q.weight", (128, 128), tensor_type, 0)
+    file.tensors["blk.0.attn_q.weight"] = GGUFTensor("blk.0.attn_q.weight", (128, 128), tensor_type, 0, file.path)
     model = read_gguf(file)
     assert (model.dtype_on("cpu"), model.dtype_on("cuda")) == ("float32", on_gpu)
 
@@ -199,7 +199,7 @@ def test_divisors_that_make_no_frequencies(numbers: tuple[float, ...], tmp_path:
     file = gguf(dict(GGUF_GOOD[0]), 512, 128)
     file.path = tmp_path / "model.gguf"
     file.path.write_bytes(struct.pack(f"<{len(numbers)}f", *numbers))
-    file.tensors["rope_freqs.weight"] = GGUFTensor("rope_freqs.weight", (2,), 0, 0)
+    file.tensors["rope_freqs.weight"] = GGUFTensor("rope_freqs.weight", (2,), 0, 0, file.path)
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
         read_gguf(file)
 

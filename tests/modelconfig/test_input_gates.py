@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,34 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from input_keys import UNKNOWN, VALUES, Log
 from model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, family, without
 
 from minisgl_core.errors import CheckpointError, ConfigError
-from minisgl_core.inputs import Gate, ignored, refused, used, warn_once, warned
+from minisgl_core.inputs import Gate, ignored, refused, used, warned
 from minisgl_core.modelconfig import config_from_dict, read_model_config
 from minisgl_core.modelconfig.hf_keys import CONFIG_GATE, GENERATION_GATE, ROPE_GATE
 
 FAMILIES = [LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE]
-UNKNOWN = st.text("abcxyz_", min_size=3, max_size=12).map(lambda name: f"zz_{name}")
-VALUES = st.one_of(
-    st.sampled_from([None, True, False, 0, 1, 2, 7, 0.0, 0.5, 1.0, 30.0, "silu", "gelu", "x", [], [1], {}, {"a": 1}])
-)
-
-
-class Log(logging.Handler):
-    """What a call logs, as one text; the filter for repeated warnings starts empty."""
-
-    def __enter__(self) -> Log:
-        warn_once.cache_clear()
-        self.text = ""
-        logging.getLogger("minisgl_core").addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("minisgl_core").removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text += record.getMessage() + "\n"
 
 
 def check_no_silence(gate: Gate, content: dict[str, Any], read: Any) -> None:

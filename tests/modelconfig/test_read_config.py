@@ -291,13 +291,13 @@ def test_bad_json(tmp_path: Path, text: str, message: str) -> None:
 def test_two_gguf_files(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
-    with pytest.raises(CheckpointError, match=r"2 GGUF files: a\.gguf, b\.gguf"):
+    with pytest.raises(CheckpointError, match=r"2 GGUF models: a\.gguf, b\.gguf"):
         read_model_config(tmp_path)
 
 
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     other = tmp_path / "model.bin"
-    other.touch()
+    other.write_bytes(b"weights")
     with pytest.raises(UsageError, match="is not a GGUF file"):
         read_model_config(other)
 

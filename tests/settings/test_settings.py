@@ -112,11 +112,11 @@ def test_backends_of_several_sources_are_merged_role_by_role(
     ("text", "message"),
     [
         ("[engin]\n", r"unknown table 'engin' in minisgl\.toml; did you mean 'engine'\?"),
-        ("page_size = 1\n", "unknown table 'page_size'"),
+        ("page_size = 1\n", r"key 'page_size' of minisgl\.toml is outside a table; write it below \[engine\]"),
         ("[engine]\npage_sise = 1\n", r"unknown key 'page_sise' in \[engine\] .*did you mean 'page_size'\?"),
         ("[plugins]\ndenny = []\n", r"unknown key 'denny' in \[plugins\] .*did you mean 'deny'\?"),
         ("[plugins]\ndeny = 'x'\n", r"plugins\.deny is 'x' \(from minisgl\.toml\); give a list"),
-        ("engine = 3\n", "engine in minisgl.toml is 3; make it a table"),
+        ("engine = 3\n", r"engine in minisgl\.toml is 3; write it as a table: \[engine\] with"),
         ("plugins = 3\n", "plugins. of minisgl.toml is 3; make it a table"),
         ("backends = 3\n", "backends in minisgl.toml is 3; make it a table"),
         ("[backends]\noptions = {x = 1}\n", "write one table for each backend"),
