@@ -19,6 +19,8 @@ __all__ = ["SafetensorsSource", "open_safetensors"]
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
+_LONGEST_HEADER: Final = 100_000_000
+"""What the safetensors library allows."""
 _DTYPES: Final = {
     "F64": "float64",
     "F32": "float32",
@@ -101,6 +103,8 @@ def _cut(path: Path) -> Cause | None:
         start = file.read(8)
         length = int.from_bytes(start, "little") + 8
         header = file.read(length - 8) if length <= size else b""
+    if length > _LONGEST_HEADER:
+        return Cause(f"is not a safetensors file: it begins with {start!r}", "download it again")
     if len(start) < 8 or length > size:
         return Cause(f"ends inside its header, after {size} bytes", "the download was cut: download it again")
     try:
