@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from minisgl_core.core import Batch, Req, SamplingParams
+from minisgl_core.kvcache import page_slots
 from minisgl_core.scheduler import Message, NewReq, Scheduler, TokenOut
 
 if TYPE_CHECKING:
@@ -152,6 +153,15 @@ class StubEngine:
         self.seen: list[tuple[str, list[tuple[int, int, int]]]] = []
         self._nan_at = nan_at
         self._flying: list[StubOutput] = []
+
+    def distrust(self, pages: np.ndarray | None = None) -> None:
+        """Wipe free pages; an error while a pass in flight uses one of them."""
+        if pages is None:
+            return
+        slots = page_slots(pages, self.page_size)
+        for out in self._flying:
+            assert out.waited or not np.isin(slots, out.touched).any(), "a page is wiped that a pass in flight uses"
+        self.kv[slots] = UNWRITTEN
 
     def forward_batch(self, batch: Batch, mode: Any) -> StubOutput:
         self.state.flush()

@@ -7,6 +7,7 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from minisgl_core.checkpoint import head_is_tied, load_weights, open_source
@@ -110,6 +111,9 @@ class Engine:
         self.page_table = self.state.page_table
         if self.watching is not None:
             self.watching.bind(self.kv_cache)
+        self._needs_finite_tail = any(choice.finite_tail for choice in self.plan.choices("attention")) or (
+            self.watching is not None and self.watching.needs_finite_tail
+        )
 
         # ---- graphs ----------------------------------------------------------------------------------------
         self._host_tokens = [
@@ -219,6 +223,16 @@ class Engine:
         if batch.size == out.next_tokens.shape[0]:
             return self._finish_pass(batch, out.logits, out.next_tokens)
         return self._finish_pass(batch, out.logits[: batch.size], out.next_tokens[: batch.size])
+
+    def distrust(self, pages: np.ndarray | None = None) -> None:
+        """Free pages (N,) int32 may hold NaN; None: all may, if a pass has run. Where attention needs the unused tail
+        of a page finite, they are zeroed before a later pass may use them.
+        """
+        if not self._needs_finite_tail:
+            return
+        if pages is None:
+            pages = np.arange(self.num_pages if self.state.has_run else 0, dtype=np.int32)
+        self.kv_cache.zero_pages(pages)
 
     def _finish_pass(self, batch: Batch, logits: torch.Tensor, tokens: torch.Tensor) -> ForwardOutput:
         logprob_rows = None

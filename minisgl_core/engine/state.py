@@ -275,6 +275,11 @@ class DecodeState:
         """``rows`` was written from elsewhere: the next decode batch must be sent whole."""
         self._on_device, self._decode_reqs, self._decode_idx = self._on_device[:0], [], None
 
+    @property
+    def has_run(self) -> bool:
+        """Has any row had a pass?"""
+        return bool(self._lengths_host.any())
+
     def host_length(self, table_idx: int) -> int:
         """The mirrored length of a row."""
         return int(self._lengths_host[table_idx])

@@ -59,6 +59,8 @@ class Watching:
         self._folder = _capsule_folder(config)
         self._origin = _origin(config, plan)
         self._candidate: AttentionCandidate | MoECandidate | None = None
+        self.needs_finite_tail = False
+        """Does an attention backend that only looks on need the unused tail of a page finite?"""
         watchers: dict[Role, list[Watcher]] = {"attention": [], "moe": []}
         self.recorder = self._recorder() if config.record else None
         if self.recorder is not None:
@@ -83,6 +85,7 @@ class Watching:
         maker = self._maker(role, f"shadow.{role}")
         choices = shadow_choices(config, self._model, self._plan)
         if role == "attention":
+            self.needs_finite_tail = any(choice.finite_tail for choice in choices.values())
             self._candidate = AttentionCandidate(_by_phase(choices, self._plan, self._setups))
         else:
             (choice,) = choices.values()

@@ -83,13 +83,14 @@ class CacheManager:
         self.allocator.free(pages[inserted.handle.cached_len // size :])
         self.prefix_cache.unlock(handle)
 
-    def drop_req(self, pages: np.ndarray, handle: CacheHandle) -> None:
+    def drop_req(self, pages: np.ndarray, handle: CacheHandle) -> np.ndarray:
         """A Req ends and its KV is not to be trusted: all of its pages become free, also those it had published, as far
-        as nobody else uses them.
+        as no other Req uses them. Returns the freed pages (N,) int32.
         """
-        self.allocator.free(pages[handle.cached_len // self.page_size :])
         self.prefix_cache.unlock(handle)
-        self.allocator.free(self.prefix_cache.forget(handle))
+        freed = np.concatenate([pages[handle.cached_len // self.page_size :], self.prefix_cache.forget(handle)])
+        self.allocator.free(freed)
+        return freed
 
     def clear_cache(self) -> None:
         """Forget every prefix that nobody holds."""

@@ -67,6 +67,11 @@ class PagedKVPool:
         """Every layer's two caches."""
         return self._caches
 
+    def zero_pages(self, pages: np.ndarray) -> None:
+        """Zero these pages (N,) int32 in all layers, in stream order."""
+        if self._storage is not None:
+            self._storage.index_fill_(2, torch.from_numpy(pages).to(self._storage.device, torch.int64), 0)
+
     def close(self) -> None:
         """Drop the memory."""
         self._storage = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,11 +31,18 @@ class Resources:
     """Owns the free rows and the :class:`CacheManager` of one engine; ``state`` is told what the page table must say.
 
     ``max_len``: of the longest Req, in tokens. Pages are held by row, in token order; the first ``handle.cached_len /
-    S`` of a Req belong to the prefix cache. ``rows`` (B,) int64 are rows of Reqs.
+    S`` of a Req belong to the prefix cache. ``rows`` (B,) int64 are rows of Reqs. ``distrust`` is given free pages that
+    may hold NaN, before they are handed out again.
     """
 
     def __init__(
-        self, manager: CacheManager, max_running_req: int, max_len: int, eos_token_ids: frozenset[int], state: StateLike
+        self,
+        manager: CacheManager,
+        max_running_req: int,
+        max_len: int,
+        eos_token_ids: frozenset[int],
+        state: StateLike,
+        distrust: Callable[[np.ndarray], None],
     ) -> None:
         self.manager = manager
         self.num_rows = max_running_req
@@ -44,7 +51,7 @@ class Resources:
         self.hit_tokens = 0
         """Prompt tokens found in the prefix cache so far."""
         self.eos_token_ids = eos_token_ids
-        self._state = state
+        self._state, self._distrust = state, distrust
         self._pages = np.empty((max_running_req, manager.pages_for(max_len)), dtype=np.int32)
         self._held = np.zeros(max_running_req, dtype=np.int64)
         """(R,) pages of each row"""
@@ -163,7 +170,7 @@ class Resources:
         """Row and pages back; no pass in flight may touch them any more. What has been computed stays as a prefix."""
         state: ReqState = req.extra
         if state.poisoned:
-            self.manager.drop_req(self.pages(req), state.handle)
+            self._distrust(self.manager.drop_req(self.pages(req), state.handle))
         else:
             with_kv = min(req.cached_len, req.num_tokens)  # a dropped token has KV but no id
             self.manager.cache_req(req.tokens[:with_kv], self.pages(req), state.handle)

@@ -76,7 +76,9 @@ class Scheduler:
             self.limits.max_total_len,
             eos_token_ids,
             engine.state,
+            engine.distrust,
         )
+        engine.distrust()
         self._prefill = PrefillQueue(self._resources, config.max_prefill_tokens)
         self._decode = DecodeSet(self._resources)
         self._engine = engine

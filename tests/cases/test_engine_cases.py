@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
+from minisgl_core.engine.planning import make_plan
 from minisgl_core.errors import ConfigError
+from minisgl_core.modelconfig import read_model_config
 
 Fields = Callable[[Engine, Batch, int, int], None]
 
@@ -129,6 +132,102 @@ def test_case_101_slots_set_by_hand_are_where_attention_looks(
         batch.out_loc = engine.page_table[0, a:b] + (100 if batch.phase == phase else 0)
 
     assert run_outline(small, prompt, len(expected), elsewhere, 0) == expected
+
+
+# ---- 102: pages that may hold NaN -----------------------------------------------------------------------------------
+
+NAN_TOKEN = 7
+HEALTHY = list(range(20, 38))
+
+
+@pytest.fixture(scope="session")
+def untied(tiny: Callable[[str], Path]) -> Path:
+    """A checkpoint whose head is not its embedding: NaN in a row of that reaches only those who read it."""
+    return tiny("llama-bias")
+
+
+def tail_plan(folder: Path, *, finite_tail: bool, **settings: Any) -> dict[str, Any]:
+    """``attention:torch``, which then multiplies the unused tails of pages by zero."""
+    backends = {"attention": "torch", "kv": "torch"}
+    settings = {"dtype": torch.float32, "max_seq_len_override": 64, "page_size": 16, **settings}
+    config = EngineConfig(str(folder), device="cpu", progress=False, backends=backends, **settings)
+    plan = make_plan(config, read_model_config(str(folder)))
+    choice = replace(
+        plan.choice("attention", phase="decode"), factory="tail_reader:TailReader", finite_tail=finite_tail
+    )
+    buckets = [replace(b, choice=choice) if b.slot.role == "attention" else b for b in plan.buckets]
+    return replace(plan, buckets=tuple(buckets)).to_json()
+
+
+def tail_driver(folder: Path, *, finite_tail: bool = True, overlap: bool = True, **settings: Any) -> Driver:
+    fixed = {"max_seq_len_override": 64, "num_page_override": 8, "page_size": 16, **settings}
+    plan = tail_plan(folder, finite_tail=finite_tail, **settings)
+    driver = Driver(folder, plan=plan, overlap=overlap, **fixed)
+    with torch.no_grad():
+        driver.engine.model.model.embed_tokens.weight[NAN_TOKEN] = torch.nan
+    return driver
+
+
+def test_case_102_the_stand_in_multiplies_tails_by_zero(untied: Path) -> None:
+    """Without the declaration nothing is zeroed, and the healthy request fails."""
+    with tail_driver(untied, finite_tail=False) as driver:
+        poisoned, healthy = (driver.serve([prompt], greedy(6))[0] for prompt in ([NAN_TOKEN] * 40, HEALTHY))
+    assert (poisoned.finish_reason, healthy.finish_reason) == ("error", "error")
+
+
+@pytest.mark.parametrize("graphs", [0, 2], ids=["eager", "graphs"])
+@pytest.mark.parametrize("cache", ["radix", "naive"])
+def test_case_102_pages_of_a_failed_request_are_zeroed_before_reuse(
+    graphs: int, cache: str, untied: Path, overlap: bool
+) -> None:
+    with Driver(untied, page_size=1, num_page_override=256, overlap=False, cache="naive") as driver:
+        expected = driver.tokens([HEALTHY], greedy(6))[0]
+    with tail_driver(untied, cuda_graph_max_bs=graphs, cache=cache, overlap=overlap) as driver:
+        for length in (16, 40, 58):
+            (poisoned,) = driver.serve([[5] * (length - 3) + [NAN_TOKEN] * 3], greedy(6))
+            assert poisoned.finish_reason == "error" and not poisoned.tokens
+            assert driver.scheduler.stats.free_pages + driver.scheduler.stats.cached_pages == 8
+            (healthy,) = driver.serve([HEALTHY], greedy(6))
+            assert (healthy.finish_reason, healthy.tokens) == ("length", expected)
+            driver.scheduler.clear_cache()
+
+
+def test_case_102_pages_of_a_failed_request_leave_the_prefix_cache(untied: Path) -> None:
+    prompt = [NAN_TOKEN] * 48
+    with tail_driver(untied) as driver:
+        both = driver.serve([prompt, [*prompt, 9]], greedy(6))  # the second shares what the first has published
+        assert [answer.finish_reason for answer in both] == ["error", "error"]
+        assert (driver.scheduler.stats.cached_pages, driver.scheduler.stats.free_pages) == (0, 8)
+        assert not driver.engine.kv_cache.v_cache(0)[:8].isnan().any()
+
+
+def test_case_102_a_request_that_fails_in_decode(untied: Path) -> None:
+    """NaN first comes with a generated token, after the prompt's pages have been shared."""
+    with tail_driver(untied) as driver:
+        weight = driver.engine.model.model.embed_tokens.weight
+        first = driver.tokens([HEALTHY], greedy(2))[0][0]
+        kept = weight[first].clone()
+        weight[first] = torch.nan
+        (answer,) = driver.serve([HEALTHY], greedy(6))
+        assert (answer.finish_reason, answer.tokens) == ("error", [first])
+        assert driver.scheduler.stats.cached_pages == 0
+        weight[first] = kept
+        assert driver.serve([HEALTHY], greedy(6))[0].finish_reason == "length"
+
+
+def test_case_102_a_scheduler_does_not_trust_the_pages_of_an_engine_that_has_run(untied: Path) -> None:
+    with tail_driver(untied) as driver:
+        assert not driver.engine.state.has_run
+        driver.serve([HEALTHY], greedy(2))
+        driver.engine.kv_cache.v_cache(0).fill_(torch.nan)
+        driver.reschedule(overlap=True)
+        assert driver.serve([HEALTHY], greedy(6))[0].finish_reason == "length"
+
+
+def test_case_102_a_healthy_run_zeroes_nothing(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tail_driver(untied) as driver:
+        monkeypatch.setattr(driver.engine.kv_cache, "zero_pages", lambda pages: pytest.fail("nothing was wrong"))
+        driver.serve([HEALTHY, HEALTHY[::-1], [4] * 30, [4] * 31], greedy(12))
 
 
 # ---- 106: operations of other authors in strict graphs --------------------------------------------------------------
