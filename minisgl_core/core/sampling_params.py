@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import AdmissionError, unknown_name
 
-__all__ = ["MAX_CHOICES", "MAX_LOGPROBS", "SEEDS", "SamplingParams"]
+__all__ = ["HINTS", "MAX_CHOICES", "MAX_LOGPROBS", "SEEDS", "SamplingParams"]
 
 SEEDS: Final = range(-(2**63), 2**64)
 """Seeds are taken modulo 2**64: signed and unsigned 64-bit numbers are welcome, any larger one would be an alias."""
@@ -24,7 +24,7 @@ _MAX_INT: Final = 2**31 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio, made odd."""
 
-_HINTS: Final = {
+HINTS: Final = {
     "max_new_tokens": "SamplingParams calls this `max_tokens`",
     "max_completion_tokens": "SamplingParams calls this `max_tokens`",
     "max_length": "`max_tokens` counts the tokens of the answer alone",
@@ -91,7 +91,7 @@ class SamplingParams:
         """Refuse unknown names before ``__init__`` does so without a hint."""
         for name, value in given.items():
             if name not in cls.__slots__:
-                raise unknown_name("SamplingParams", name, value, cls.__slots__, _HINTS)
+                raise unknown_name("SamplingParams", name, value, cls.__slots__, HINTS)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

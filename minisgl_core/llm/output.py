@@ -1,63 +1,97 @@
-"""From a request's tokens to what its user sees: text, stop strings, the reason it ended."""
+"""From a Req's tokens to what its user sees: text, stop strings, the reason it ended."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from minisgl_core.tokenizer import StopMatcher
 
+from .answers import Alternative, Choice, Chunk, Completion, TokenLogprob
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from minisgl_core.core import SamplingParams
+    from minisgl_core.engine import TokenLogprobs
     from minisgl_core.scheduler import FinishReason, TokenOut
     from minisgl_core.tokenizer import Tokenizer
 
-__all__ = ["Chunk", "Output"]
+__all__ = ["Output", "PromptFacts", "completion"]
 
 
-class Chunk(NamedTuple):
-    """What is new of an answer. The text of a token may come later than the token: half a character, or the beginning
-    of a stop string, is held back until it is certain.
-    """
+@dataclass(slots=True)
+class PromptFacts:
+    """What the choices of a request have in common."""
 
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    """Set in the last chunk only."""
-    error: str | None
-    logprobs: list[dict[str, Any]] | None
-    """One entry per token, if they were asked for."""
+    num_tokens: int
+    cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Output:
-    """Collects the answer to one prompt.
+    """Collects one answer to one prompt.
 
-    Tokens become text when somebody asks for it or the answer ends; with stop strings, at once.
+    The engine's thread adds tokens while another reads. Tokens become text in the reader's thread, when it wants text;
+    but with stop strings in the engine's, at once. ``finish_reason`` is set last: with it all else is there.
     """
 
-    def __init__(self, uid: int, prompt_tokens: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
-        self.uid = uid
-        self.prompt_tokens = prompt_tokens
+    __slots__ = (
+        "_at_once",
+        "_decoded",
+        "_decoder",
+        "_ends_silently",
+        "_flushed",
+        "_logprobs",
+        "_min_tokens",
+        "_stop",
+        "_taken_text",
+        "_taken_tokens",
+        "_text",
+        "_tokenizer",
+        "choice",
+        "error",
+        "finish_reason",
+        "prompt",
+        "stop_reason",
+        "token_ids",
+        "watched",
+    )
+
+    def __init__(
+        self, params: SamplingParams, tokenizer: Tokenizer | None, prompt: PromptFacts, choice: int = 0
+    ) -> None:
+        self.prompt = prompt
+        self.choice = choice
+        """Which of the choices of its request."""
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self.logprobs: list[dict[str, Any]] | None = None if params.logprobs is None else []
+        self.watched = False
+        """A reader waits for whatever comes next."""
+        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self._tokenizer = tokenizer
         self._decoder = tokenizer.new_decoder() if tokenizer is not None else None
         self._stop = StopMatcher(params.stop)
         self._at_once = bool(params.stop)
+        self._min_tokens = params.min_tokens
+        """In the text of these no stop string is looked for."""
+        self._ends_silently = False
+        """The last token is a stop token: its text is no part of the answer."""
         self._text: list[str] = []
         self._decoded = self._taken_text = self._taken_tokens = 0
+        self._flushed = False
 
-    @property
-    def text(self) -> str:
-        self._decode(len(self.token_ids))
-        return "".join(self._text)
+    # ---- the engine's thread -------------------------------------------------------------------------------------
 
     def add_token(self, token: int) -> bool:
-        """Take in one more token; True where it is news to the scheduler that a stop string ends this."""
+        """One more token. True where it is news to the scheduler that a stop string ends this."""
         if self.finish_reason is not None:
             return False  # a stop string has ended it; this pass was under way already
         self.token_ids.append(token)
-        if self._at_once and self._decode(len(self.token_ids)):
+        if self._at_once and self._decode():
+            self.stop_reason = self._stop.matched
             self.finish_reason = "stop"
             return True
         return False
@@ -66,56 +100,108 @@ class Output:
         """As :meth:`add_token`, with whatever else the scheduler has to say."""
         if self.finish_reason is not None:
             return False
+        if self._logprobs is not None and out.logprobs is not None:
+            self._logprobs.append(out.logprobs)
+        if out.finish_reason is None:
+            return out.token is not None and self.add_token(out.token)
         if out.token is not None:
-            if out.finish_reason is None and out.logprobs is None:
-                return self.add_token(out.token)
+            self._ends_silently = out.finish_reason == "stop"
             self.token_ids.append(out.token)
-            if self.logprobs is not None and out.logprobs is not None:
-                self.logprobs.append(out.logprobs._asdict())
-        stop_token = out.token is not None and out.finish_reason == "stop"  # its text is no part of the answer
-        stopped = self._decode(len(self.token_ids) - stop_token, end=out.finish_reason is not None)
-        self._decoded = len(self.token_ids)
-        self.finish_reason = "stop" if stopped else out.finish_reason
         self.error = out.error
-        return stopped and out.finish_reason is None
+        stopped = self._at_once and self._decode(end=True)
+        self.stop_reason = self._stop.matched if stopped else out.stop_reason
+        self.finish_reason = "stop" if stopped else out.finish_reason
+        return False
 
-    def _decode(self, count: int, end: bool = False) -> bool:
-        """The text of the first ``count`` tokens, and with the ``end`` what is still held; True where a stop string is
+    def _decode(self, end: bool = False) -> bool:
+        """The text of the tokens that are there, and with the ``end`` what is still held; True where a stop string is
         complete.
         """
-        if self._decoder is None:
-            return False
-        text = "".join(map(self._decoder.push, self.token_ids[self._decoded : count]))
-        self._decoded = max(self._decoded, count)
+        if self._decoder is None or self._flushed:
+            return self._stop.stopped
+        tokens = self.token_ids[self._decoded :]
+        early = max(0, self._min_tokens - self._decoded) if self._at_once else 0
+        self._decoded += len(tokens)
+        if end and self._ends_silently:
+            tokens.pop()
+        certain = "".join(map(self._decoder.push, tokens[:early]))
+        text = "".join(map(self._decoder.push, tokens[early:]))
+        certain += self._stop.push(text + self._decoder.flush() if end else text)
         if end:
-            text += self._decoder.flush()
-        certain = self._stop.push(text)
-        if end:
+            self._flushed = True
             certain += self._stop.flush()
         if certain:
             self._text.append(certain)
         return self._stop.stopped
 
+    # ---- the reader's thread -------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> FinishReason | None:
+        """Text for all tokens that are there. Returns the finish reason as it was before."""
+        reason = self.finish_reason
+        if not self._at_once:
+            self._decode(end=reason is not None)
+        return reason
+
+    @property
+    def has_news(self) -> bool:
+        """Is there anything that :meth:`take` has not returned?"""
+        return self.finish_reason is not None or len(self.token_ids) > self._taken_tokens
+
     def take(self) -> Chunk | None:
         """What has come since the last call; None if nothing has."""
-        self._decode(len(self.token_ids))
-        text, tokens = self._text[self._taken_text :], self.token_ids[self._taken_tokens :]
-        if not (text or tokens or self.finish_reason):
+        reason = self._catch_up()
+        texts, tokens = self._text[self._taken_text :], self.token_ids[self._taken_tokens :]
+        if not (texts or tokens or reason):
             return None
-        logprobs = None if self.logprobs is None else self.logprobs[self._taken_tokens :]
-        self._taken_text, self._taken_tokens = len(self._text), len(self.token_ids)
-        return Chunk("".join(text), tokens, self.finish_reason, self.error, logprobs)
+        logprobs = None
+        if self._logprobs is not None:
+            end = self._taken_tokens + len(tokens)
+            logprobs = _with_text(self._logprobs[self._taken_tokens : end], self._tokenizer)
+        self._taken_text += len(texts)
+        self._taken_tokens += len(tokens)
+        stop_reason = self.stop_reason if reason else None
+        return Chunk("".join(texts), tokens, reason, self.error, logprobs, stop_reason, self.choice)
 
-    def answer(self) -> dict[str, Any]:
-        """All of it, as :meth:`LLM.generate` gives it."""
-        answer: dict[str, Any] = {
-            "text": self.text,
+    def fields(self) -> dict[str, Any]:
+        """Those of a :class:`Choice`, as far as the answer has come."""
+        reason = self._catch_up()
+        return {
+            "text": "".join(self._text),
             "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": self.prompt_tokens,
+            "finish_reason": reason,
+            "stop_reason": self.stop_reason,
+            "logprobs": None if self._logprobs is None else _with_text(self._logprobs, self._tokenizer),
+            "error": self.error,
         }
-        if self.logprobs is not None:
-            answer["logprobs"] = self.logprobs
-        if self.error is not None:
-            answer["error"] = self.error
-        return answer
+
+
+def completion(outputs: Sequence[Output], tokenizer: Tokenizer | None) -> Completion:
+    """The answer to one prompt, whose choices are ``outputs``."""
+    prompt, first = outputs[0].prompt, outputs[0].fields()
+    logprobs = None if prompt.logprobs is None else _with_text(prompt.logprobs, tokenizer)
+    choices = None if len(outputs) == 1 else (Choice(**first), *(Choice(**other.fields()) for other in outputs[1:]))
+    return Completion(
+        **first,
+        prompt_tokens=prompt.num_tokens,
+        cached_tokens=prompt.cached_tokens,
+        prompt_logprobs=logprobs,
+        choices=choices,
+    )
+
+
+def _with_text(found: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[TokenLogprob]:
+    """The engine's log-probabilities, with the text of each token; empty texts without a tokenizer."""
+
+    def text(token: int) -> str:
+        return "" if tokenizer is None else tokenizer.token_text(token)
+
+    return [
+        TokenLogprob(
+            one.token,
+            text(one.token),
+            one.logprob,
+            tuple(Alternative(token, text(token), logprob) for token, logprob in one.top),
+        )
+        for one in found
+    ]

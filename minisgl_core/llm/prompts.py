@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import AdmissionError, UsageError
 from minisgl_core.scheduler import Limits
 from minisgl_core.tokenizer import Tokenizer
 
-__all__ = ["PreparedPrompt", "Prompt", "prepare_prompts"]
+__all__ = ["PreparedPrompt", "Prompt", "Prompts", "prepare_prompts"]
 
-Prompt = str | Sequence[int]
-"""A text, or the token ids of one."""
+Prompt = str | Iterable[int]
+"""A text, or its token ids: a list, a generator, a NumPy array, a torch tensor."""
+Prompts = Prompt | Iterable[Prompt]
+"""One prompt or several; the rows of a two-dimensional array are several."""
 PreparedPrompt = tuple[np.ndarray, SamplingParams]
-"""Token ids (int32) and how to answer them."""
+"""Token ids (N,) int32 and how to answer them."""
+
+_GIVE = "give a text or token ids"
+_GIVE_MANY = "give a text, a list of token ids, or a list of these"
+_NO_LISTING = (str, bytes, bytearray, Mapping, AbstractSet)
+"""Iterable, but no sequence of prompts or of ids."""
 
 
 def prepare_prompts(
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Prompts,
     params: SamplingParams | Sequence[SamplingParams] | None,
     tokenizer: Tokenizer | None,
     limits: Limits,
@@ -31,22 +40,38 @@ def prepare_prompts(
     Raises :class:`AdmissionError` for the first prompt that cannot be served, with its index.
     """
     listed = _as_list(prompts)
+    each = _params_of_each(params, len(listed))
     prepared = []
-    for index, (prompt, own) in enumerate(zip(listed, _params_of_each(params, len(listed)), strict=True)):
-        try:
+    for index, (prompt, own) in enumerate(zip(listed, each, strict=True)):
+        with _AtPrompt(index):
             input_ids = _token_ids(prompt, tokenizer, limits)
             limits.check_prompt(input_ids)
             limits.check_params(own)
             _check_stop(own, tokenizer)
-        except AdmissionError as error:
-            raise AdmissionError(
-                f"prompt {index}: {error.message}", field=error.field, value=error.value, remedy=error.remedy
-            ) from None
         prepared.append((input_ids, own))
     return prepared
 
 
-def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> np.ndarray:
+class _AtPrompt:
+    """Puts the prompt's index in front of an :class:`AdmissionError`."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AdmissionError):
+            raise AdmissionError(
+                f"prompt {self._index}: {error.message}", field=error.field, value=error.value, remedy=error.remedy
+            ) from None
+
+
+def _token_ids(prompt: object, tokenizer: Tokenizer | None, limits: Limits) -> np.ndarray:
+    """(N,) int32."""
     if isinstance(prompt, str):
         if tokenizer is None:
             raise AdmissionError(
@@ -56,19 +81,61 @@ def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> n
                 remedy="give token ids",
             )
         return np.array(tokenizer.encode(prompt), dtype=np.int32)
-    if not _is_listing(prompt):
+    if isinstance(prompt, torch.Tensor | np.ndarray):
+        return _narrowed(_checked_array(prompt), limits)
+    if not isinstance(prompt, Iterable) or isinstance(prompt, _NO_LISTING):
+        raise AdmissionError(f"the prompt is {prompt!r:.60}", field="prompt", value=prompt, remedy=_GIVE)
+    return _narrowed(_listed_ids(list(prompt), limits), limits)
+
+
+def _checked_array(prompt: torch.Tensor | np.ndarray) -> np.ndarray:
+    """(N,) of some integer dtype. An empty array may have any dtype: NumPy and torch make it of floats."""
+    array = prompt.detach().cpu().numpy() if isinstance(prompt, torch.Tensor) else prompt
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise AdmissionError(
-            f"the prompt is {prompt!r:.60}", field="prompt", value=prompt, remedy="give a text or token ids"
+            f"the prompt is an array of shape {array.shape} and dtype {array.dtype}",
+            field="prompt",
+            value=prompt,
+            remedy="give token ids: one dimension, integers",
         )
-    wrong = [token for token in prompt if not _is_token(token)]
-    if wrong:
-        raise AdmissionError(
-            f"the prompt holds {wrong[0]!r}", field="prompt", value=wrong[0], remedy="give a text or token ids"
-        )
-    beyond_int32 = next((token for token in prompt if not -(2**31) <= token < 2**31), None)
-    if beyond_int32 is not None:
-        raise limits.unknown_token(beyond_int32)
-    return np.array(prompt, dtype=np.int32)
+    return array
+
+
+def _listed_ids(tokens: list[Any], limits: Limits) -> np.ndarray:
+    """(N,) int64. NumPy would take True for 1 and cut 1.5 to 1, so the types are looked at first."""
+    if all(map(_is_token_type, set(map(type, tokens)))):
+        try:
+            return np.fromiter(tokens, dtype=np.int64, count=len(tokens))
+        except OverflowError:
+            raise limits.unknown_token(next(int(t) for t in tokens if not -(2**63) <= int(t) < 2**63)) from None
+    plain = list(map(_plain, tokens))
+    for index, token in enumerate(plain):
+        if not _is_token_type(type(token)):
+            raise AdmissionError(
+                f"the prompt holds {tokens[index]!r:.60} at index {index}",
+                field="prompt",
+                value=tokens[index],
+                remedy=_GIVE,
+            )
+    return _listed_ids(plain, limits)
+
+
+def _narrowed(array: np.ndarray, limits: Limits) -> np.ndarray:
+    """As int32, once no id would be changed by that."""
+    if array.size and array.dtype != np.int32:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= limits.vocab_size:
+            raise limits.unknown_token(low if low < 0 else high)
+    return array.astype(np.int32)
+
+
+def _is_token_type(kind: type) -> bool:
+    return issubclass(kind, int | np.integer) and not issubclass(kind, bool)
+
+
+def _plain(value: object) -> object:
+    """The number in an array of no dimensions."""
+    return value.item() if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0 else value
 
 
 def _check_stop(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
@@ -81,33 +148,33 @@ def _check_stop(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         )
 
 
-def _is_token(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _is_listing(value: object) -> bool:
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A text, or a non-empty list of token ids, is one prompt."""
+def _as_list(prompts: object) -> list[Any]:
+    """A text, or a non-empty listing that begins with a token id, is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if not _is_listing(prompts):
+    if isinstance(prompts, torch.Tensor | np.ndarray):
+        return [prompts] if prompts.ndim < 2 else list(prompts)
+    if not isinstance(prompts, Iterable) or isinstance(prompts, _NO_LISTING):
         raise AdmissionError(
-            f"the prompts are {prompts!r:.60}",
-            field="prompts",
-            value=prompts,
-            remedy="give a text, a list of token ids, or a list of these",
+            f"the prompts are {prompts!r:.60}", field="prompts", value=prompts, remedy=_remedy_for(prompts)
         )
-    listed: list[Any] = list(prompts)
-    return [listed] if listed and all(map(_is_token, listed)) else listed
+    listed = prompts if isinstance(prompts, list) else list(prompts)
+    return [listed] if listed and _is_token_type(type(_plain(listed[0]))) else listed
+
+
+def _remedy_for(prompts: object) -> str:
+    for name in ("input_ids", "prompt_token_ids", "prompt"):
+        if isinstance(prompts, Mapping) and name in prompts:
+            return f"give what it holds as {name!r}"
+    return _GIVE_MANY
 
 
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if not _is_listing(params) or not all(isinstance(cast("object", one), SamplingParams) for one in params):
+    if not isinstance(cast("object", params), list | tuple) or not all(
+        isinstance(cast("object", one), SamplingParams) for one in params
+    ):
         raise AdmissionError(
             f"the sampling parameters are {params!r:.80}",
             field="params",

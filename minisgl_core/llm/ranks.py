@@ -60,7 +60,8 @@ class _Peer:
 class Ranks:
     """Ranks 1 to size-1 as child processes, started at once; nothing happens for a single rank.
 
-    They are plain subprocesses, not forks or spawns of the caller: scripts need no main guard, notebooks work.
+    They are plain subprocesses, not forks or spawns of the caller: scripts need no main guard, notebooks work. They die
+    with the thread that starts them, which therefore must live until :meth:`close`.
     """
 
     def __init__(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
@@ -173,14 +174,13 @@ def _start(rank: int, size: int) -> _Peer:
     ours, theirs = socket.socketpair()
     pipe_read, pipe_write = os.pipe()
     fds = (theirs.fileno(), pipe_read)
-    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
     paths = [path or os.getcwd() for path in sys.path]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "OMP_NUM_THREADS": str(threads_per_rank(size)),
     }
-    command = [sys.executable, "-P", "-m", "minisgl_core.llm.worker", *map(str, fds), str(parent)]
+    command = [sys.executable, "-P", "-m", "minisgl_core.llm.worker", *map(str, fds), str(os.getpid())]
     try:
         process = subprocess.Popen(command, pass_fds=fds, env=environment, stdin=subprocess.DEVNULL)
     except OSError:

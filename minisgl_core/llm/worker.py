@@ -23,13 +23,11 @@ def die_with_parent(lifeline: int, parent: int) -> None:
 
     The lifeline is a pipe that rank 0's process holds open; a thread waits for its end, because the main thread may be
     inside a collective. The kernel's death signal covers what the pipe does not: children forked from rank 0 inherit it
-    and keep it open. That signal fires when the *thread* ends that started this process, so rank 0 asks for it from its
-    main thread only, by giving its pid instead of 0.
+    and keep it open. That signal fires when the *thread* ends that started this process: the one that runs rank 0.
     """
-    if parent:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
     def wait() -> None:
         os.read(lifeline, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 __all__ = ["StopMatcher"]
 
@@ -14,24 +15,30 @@ class StopMatcher:
     it is. The earliest match in the text wins.
     """
 
-    __slots__ = ("_held", "_longest", "_stops", "stopped")
+    __slots__ = ("_held", "_longest", "_stops", "matched")
 
     def __init__(self, stops: str | Sequence[str]) -> None:
         self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        self.stopped = False
-        """A stop string was met: what follows is dropped."""
+        self.matched: str | None = None
+        """The stop string that was met: what follows is dropped."""
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was met."""
+        return self.matched is not None
 
     def push(self, text: str) -> str:
         """The text that may be sent now."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         text = self._held + text
-        matches = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        matches = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if matches:
-            self.stopped, self._held = True, ""
-            return text[: min(matches)]
+            place, self.matched = min(matches, key=itemgetter(0))
+            self._held = ""
+            return text[:place]
         keep = self._possible_beginning(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -70,6 +70,17 @@ class Tokenizer:
         """Text of ids; special tokens and ids that the tokenizer does not know write nothing."""
         return str(self._backend.decode([token for token in ids if 0 <= token < self.vocab_size]))
 
+    def token_text(self, token: int) -> str:
+        """One token by itself: a special token's name, a word with its space, U+FFFD for part of a character."""
+        if self._written(token) is None:
+            return str(self._backend.id_to_token(token) or "") if 0 <= token < self.vocab_size else ""
+        if self._pieces is not None:
+            piece = self._pieces.piece(token)
+            return piece if isinstance(piece, str) else piece.decode(errors="replace")
+        if self._kind_of(token) == "byte":
+            return self.decode([token])
+        return str(self._backend.id_to_token(token)).replace("\u2581", " ")
+
     def new_decoder(self) -> IncrementalDecoder:
         """A decoder for one sequence that arrives token by token."""
         if self._pieces is not None:

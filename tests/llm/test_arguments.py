@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,18 +100,20 @@ def test_token_ids_beyond_the_vocabulary(llm: LLM, given: dict[str, Any]) -> Non
 
 def test_nothing_works_after_shutdown(folder: Path) -> None:
     made = LLM(folder, dummy_weights=True, num_page_override=64, max_seq_len_override=64, progress=False)
-    streams = [made.stream([1, 2], SamplingParams(max_tokens=8)) for _ in range(3)]
+    step = made.scheduler.step
+    made.scheduler.step = lambda: (time.sleep(0.02), step())[1]  # type: ignore[method-assign]
+    streams = [made.stream([1, 2], SamplingParams(max_tokens=50, ignore_eos=True)) for _ in range(3)]
     assert next(streams[0]).token_ids
     made.shutdown()
     for call in (
         made.clear_cache,
         lambda: made.generate([[1]], progress=False),
         lambda: made.stream([1]),
-        lambda: next(streams[0]),  # begun
-        lambda: next(streams[1]),  # not yet begun
+        lambda: list(streams[0]),  # begun
+        lambda: list(streams[1]),  # not yet begun
     ):
         with pytest.raises(UsageError, match="this LLM has been shut down; make a new one"):
             call()
     for stream in streams:
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
     made.shutdown()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minisgl_core.core import SamplingParams
-from minisgl_core.llm.output import Output
+from minisgl_core.llm.output import Output, PromptFacts, completion
 from minisgl_core.scheduler import TokenOut
 
 PIECES = ["DEF", "G", "HI", "J", "K", "abc", "</s>", "\u20ac"]
@@ -37,7 +37,7 @@ class Pieces:
 
 def play(tokens: list[int], reason: str = "length", **params: Any) -> tuple[Output, list[str], list[bool]]:
     """The output, the text of each chunk, and after each token whether the scheduler was to be told."""
-    output = Output(0, 3, SamplingParams(**params), Pieces())  # type: ignore[arg-type]
+    output = Output(SamplingParams(**params), Pieces(), PromptFacts(3))  # type: ignore[arg-type]
     texts, told = [], []
     for index, token in enumerate(tokens):
         last = index == len(tokens) - 1
@@ -50,24 +50,26 @@ def play(tokens: list[int], reason: str = "length", **params: Any) -> tuple[Outp
 def test_text_comes_token_by_token() -> None:
     output, texts, _ = play([5, 0, 1])
     assert texts == ["abc", "DEF", "G"]
-    assert output.answer() == {
+    assert completion([output], None).to_dict() == {
         "text": "abcDEFG",
         "token_ids": [5, 0, 1],
         "finish_reason": "length",
+        "stop_reason": None,
         "prompt_tokens": 3,
+        "cached_tokens": 0,
     }
 
 
 def test_text_may_be_asked_for_late() -> None:
-    late, (early, texts, _) = Output(0, 3, SamplingParams(), Pieces()), play([5, EURO, 1, EOS], "stop")  # type: ignore[arg-type]
+    late, (early, texts, _) = Output(SamplingParams(), Pieces(), PromptFacts(3)), play([5, EURO, 1, EOS], "stop")  # type: ignore[arg-type]
     for token in (5, EURO, 1):
         assert not late.add_token(token)
     chunk = late.take()
     assert chunk is not None
     assert chunk.text == "".join(texts[:3]) == "abc\u20acG"
     late.add(TokenOut(0, EOS, "stop"))
-    assert late.answer() == early.answer()
-    assert late.text == "abc\u20acG", "a stop token writes nothing, however often the text is asked for"
+    assert completion([late], None) == completion([early], None)
+    assert completion([late], None).text == completion([late], None).text == "abc\u20acG", "a stop token writes nothing"
     chunk = late.take()
     assert chunk is not None
     assert (chunk.text, chunk.token_ids) == ("", [EOS])
@@ -81,7 +83,7 @@ def test_text_that_is_not_certain_is_held_and_flushed_at_the_end() -> None:
 @pytest.mark.parametrize("stop", ["DEFGHIJ", ["zzz", "DEFGHIJ"]])
 def test_case_48_stop_string_over_several_tokens(stop: Any) -> None:
     output, texts, told = play([5, 0, 1, 2, 3, 4], stop=stop)
-    assert output.text == "abc"
+    assert completion([output], None).text == "abc"
     assert texts[:4] == ["abc", "", "", ""]
     assert output.finish_reason == "stop"
     assert told == [False, False, False, False, True, False]
@@ -97,35 +99,35 @@ def test_case_48_a_beginning_that_is_no_stop_string_is_sent_whole() -> None:
 
 def test_a_held_beginning_is_sent_when_the_answer_ends() -> None:
     output, _, _ = play([5, 0, 1], stop="DEFGHIJ")
-    assert output.text == "abcDEFG"
+    assert completion([output], None).text == "abcDEFG"
 
 
 def test_a_stop_string_in_the_last_token_needs_no_word_to_the_scheduler() -> None:
     output, _, told = play([5, 1], stop="G")
-    assert (output.text, output.finish_reason, told) == ("abc", "stop", [False, False])
+    assert (completion([output], None).text, output.finish_reason, told) == ("abc", "stop", [False, False])
 
 
 def test_the_text_of_a_stop_token_is_not_emitted_but_its_id_is() -> None:
     output, _, _ = play([5, EOS], reason="stop")
-    assert (output.text, output.token_ids, output.finish_reason) == ("abc", [5, EOS], "stop")
+    assert (completion([output], None).text, output.token_ids, output.finish_reason) == ("abc", [5, EOS], "stop")
 
 
 def test_case_37_a_stop_token_first_gives_an_empty_text() -> None:
     output, _, _ = play([EOS], reason="stop")
-    assert (output.text, output.finish_reason) == ("", "stop")
+    assert (completion([output], None).text, output.finish_reason) == ("", "stop")
 
 
 def test_without_a_tokenizer_the_text_is_empty() -> None:
-    output = Output(0, 1, SamplingParams(), None)
+    output = Output(SamplingParams(), None, PromptFacts(1))
     output.add(TokenOut(0, 5, "length"))
-    assert output.answer()["text"] == ""
+    assert completion([output], None)["text"] == ""
     assert output.token_ids == [5]
 
 
 def test_an_error_is_part_of_the_answer() -> None:
-    output = Output(0, 1, SamplingParams(), None)
+    output = Output(SamplingParams(), None, PromptFacts(1))
     output.add(TokenOut(0, None, "error", "NaN"))
-    assert (output.answer()["error"], output.finish_reason) == ("NaN", "error")
+    assert (completion([output], None)["error"], output.finish_reason) == ("NaN", "error")
     chunk = output.take()
     assert chunk is not None
     assert (chunk.error, chunk.token_ids) == ("NaN", [])

@@ -49,7 +49,7 @@ def is_gone(pid: int, within_s: float) -> bool:
 
 
 def worker_pids(llm: LLM) -> list[int]:
-    return [peer.process.pid for peer in llm._runner._ranks._peers]
+    return [peer.process.pid for peer in llm._engine._transport.runner._ranks._peers]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_case_28_a_cached_prompt_again(llm: LLM) -> None:
 
 def test_case_57_random_aborts_and_case_92_idle_in_between(llm: LLM) -> None:
     rng = np.random.default_rng(0)
-    runner = llm._runner
+    runner = llm._engine._transport.runner  # by hand: the engine's own thread has nothing to do
     sampled = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     for turn in range(3):
         uids = [10_000 + 100 * turn + index for index in range(20)]
@@ -169,7 +169,7 @@ from minisgl_core.llm import LLM
 torch.set_num_threads(2)
 llm = LLM(sys.argv[1], dtype=torch.float32, tp_size=2, num_page_override=64, max_seq_len_override=32, progress=False)
 (answer,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True), progress=False)
-pids = [peer.process.pid for peer in llm._runner._ranks._peers]
+pids = [peer.process.pid for peer in llm._engine._transport.runner._ranks._peers]
 print(len(answer["token_ids"]), torch.get_num_threads(), *pids, flush=True)
 if sys.argv[2] == "kill":
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,6 +6,7 @@ leaked stays counted. A real GPU's graphs take memory of their own; here each ta
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ class Meter(TorchDispatchMode):
         self.events: list[str] = []
         """What the device was asked to close, in order"""
         self._known = weakref.WeakSet[torch.UntypedStorage]()
+        self._threads: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -45,6 +47,23 @@ class Meter(TorchDispatchMode):
                 self.add(storage.nbytes())
                 weakref.finalize(storage, self.add, -storage.nbytes())
         return result
+
+    def __enter__(self) -> Meter:
+        """Modes are a thread's own: see :meth:`watch_thread`."""
+        self._threads.add(threading.get_ident())
+        super().__enter__()
+        return self
+
+    def watch_thread(self) -> None:
+        """Count what the current thread allocates too, until :meth:`leave_thread`."""
+        if threading.get_ident() not in self._threads:
+            self.__enter__()
+
+    def leave_thread(self) -> None:
+        """The end of :meth:`watch_thread`; the main thread is left at the end of the ``with`` statement."""
+        if threading.current_thread() is not threading.main_thread():
+            self._threads.remove(threading.get_ident())
+            self.__exit__(None, None, None)
 
     def add(self, count: int) -> None:
         """Take memory, or give it back."""
@@ -90,7 +109,11 @@ class _SimulatedGpu(CpuPlatform):
         graph = EmulatedGraph.capture(step, pool=pool, warmup=0)
         return _Graph(graph, self.meter), graph.result, graph.pool
 
+    def activate(self) -> None:
+        self.meter.watch_thread()
+
     def close(self) -> None:
+        self.meter.leave_thread()
         self.meter.events.append("platform")
 
 
