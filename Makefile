@@ -76,7 +76,7 @@ test: $(VENV)/.dev  ## Run the CPU test suite (ARGS: more for pytest)
 	$(PYTEST) -m 'not slow and not gpu and not multi_gpu' $(ARGS)
 
 .PHONY: test-all
-test-all: $(VENV)/.dev  ## Run the slow tests too
+test-all: $(VENV)/.dev  ## Run the slow tests too (.ci/nightly does; no commit runs them)
 	$(PYTEST) -m 'not gpu and not multi_gpu' $(ARGS)
 
 # On a GPU machine the distributions may be installed anywhere: the environment of `make install` serves if it is there, else
@@ -93,7 +93,7 @@ lint: $(VENV)/.dev  ## Check format, style, types and the architecture
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy tools/gpu_check
-	$(BIN)/mypy tools/config_page.py
+	$(BIN)/mypy tools/config_page.py tools/performance_page.py
 	$(BIN)/lint-imports
 
 .PHONY: format
@@ -114,6 +114,10 @@ docs: $(VENV)/.docs  ## Build the documentation into site/
 .PHONY: config-page
 config-page: $(VENV)/.dev  ## Write the tables of docs/configuration.md from the settings themselves
 	$(BIN)/python tools/config_page.py
+
+.PHONY: performance-page
+performance-page: $(VENV)/.dev  ## Write the tables of docs/performance.md from benchmarks/results
+	$(BIN)/python tools/performance_page.py
 
 .PHONY: clean
 clean:  ## Remove what was built; the environment stays

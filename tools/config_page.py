@@ -1,6 +1,6 @@
 """Writes the tables of docs/configuration.md from the models that the program itself checks settings with.
 
-Between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` stands what :func:`parts` says; all else is written by hand.
+Its parts between marks (see ``marked.py``) are what :func:`parts` says; all else is written by hand.
 ``make config-page`` runs this; a test fails while the page says something else.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from marked import rewritten, table
 from pydantic import BaseModel
 
 from minisgl_core.cli.app import COMMANDS
@@ -24,7 +25,7 @@ from minisgl_core.plugin_api import HOOK_OF_ROLE, BackendSpec
 from minisgl_core.settings.load import backend_variables, flag_name, variable_name
 from minisgl_core.settings.schema import SECTIONS
 
-__all__ = ["PAGE", "parts", "rewritten"]
+__all__ = ["PAGE", "parts"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -42,17 +43,6 @@ def parts() -> dict[str, str]:
     return {**found, "backend variables": _backend_variables(), "options": _options(), "switches": _switches()}
 
 
-def rewritten(page: str) -> str:
-    """The page with its generated parts as they should be. Raises :class:`ValueError` if it lacks the marks of one."""
-    for name, text in parts().items():
-        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-        if page.count(begin) != 1 or page.count(end) != 1:
-            raise ValueError(f"the page needs one part between {begin.strip()} and {end}")
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}\n{text}\n\n{end}{rest.partition(end)[2]}"
-    return page
-
-
 def _section(section: str, model: type[BaseModel]) -> str:
     commands = _commands_with(section)
     told = f"Flags of {', '.join(f'`{name}`' for name in commands)}." if commands else "No command has flags for these."
@@ -65,7 +55,7 @@ def _section(section: str, model: type[BaseModel]) -> str:
         names = f"`{flag}` `{variable_name(section, key)}`" if commands else f"`{variable_name(section, key)}`"
         rows.append((f"`{key}`", told_type(schema[key]), _default(info.default), names, info.description or ""))
     heads = ("key", "value", "default", "flag, variable" if commands else "variable", "meaning")
-    return f"{told}\n\n{_table(heads, rows)}"
+    return f"{told}\n\n{table(heads, rows)}"
 
 
 def _commands_with(section: str) -> list[str]:
@@ -81,7 +71,7 @@ def _commands_with(section: str) -> list[str]:
 
 def _backend_variables() -> str:
     rows = [(f"`{key}`", f"`{variable}`") for variable, key in backend_variables().items()]
-    return _table(("key", "variable"), rows)
+    return table(("key", "variable"), rows)
 
 
 def _options() -> str:
@@ -93,7 +83,7 @@ def _options() -> str:
             for key, info in model.model_fields.items()
         ]
         title = f'### `[backends.options."{name}"]`'
-        texts.append(f"{title}\n\nOf {package}.\n\n{_table(('key', 'value', 'default', 'meaning'), rows)}")
+        texts.append(f"{title}\n\nOf {package}.\n\n{table(('key', 'value', 'default', 'meaning'), rows)}")
     return "\n\n".join(texts)
 
 
@@ -136,7 +126,7 @@ def _switches() -> str:
         default = item.default
         told = "in the user's cache" if isinstance(default, Path) else f"`{json.dumps(default)}`"
         rows.append((f"`{item.name}`", item.accepts, told.replace("`false`", "`0`"), item.help))
-    return _table(("variable", "value", "default", "meaning"), rows)
+    return table(("variable", "value", "default", "meaning"), rows)
 
 
 def told_type(schema: Mapping[str, Any]) -> str:
@@ -162,10 +152,5 @@ def _default(value: object) -> str:
     return "unset" if value in (None, "") else f"`{json.dumps(value)}`"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), parts()), encoding="utf-8")

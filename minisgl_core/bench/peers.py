@@ -73,7 +73,7 @@ def _bounds(value: Any) -> tuple[float, float]:
 
 def peer_rows(mode: str, geometry: str, only: str | None = None) -> list[PeerFigure]:
     """Each other engine's newest figure of this work. Raises :class:`UsageError` for an unknown name."""
-    figures = [figure for figure in peer_figures() if not figure.engine.startswith(f"{OWN} ")]
+    figures = _others()
     engines = list(dict.fromkeys(figure.engine for figure in figures))
     if only is not None and only not in engines:
         hint = nearest(only, engines) or f"there are figures of {', '.join(engines)}"
@@ -85,9 +85,11 @@ def peer_rows(mode: str, geometry: str, only: str | None = None) -> list[PeerFig
     return list(newest.values())
 
 
-def best_peer(mode: str, geometry: str) -> PeerFigure | None:
-    """The best of :func:`peer_rows`."""
-    rows = peer_rows(mode, geometry)
-    if not rows:
-        return None
-    return (max if rows[0].name in _RATES else min)(rows, key=lambda figure: figure.best)
+def best_peer(name: str, geometry: str) -> PeerFigure | None:
+    """The best figure of this name that any other engine has in any set."""
+    found = [figure for figure in _others() if (figure.geometry, figure.name) == (geometry, name)]
+    return (max if name in _RATES else min)(found, key=lambda figure: figure.best) if found else None
+
+
+def _others() -> list[PeerFigure]:
+    return [figure for figure in peer_figures() if not figure.engine.startswith(f"{OWN} ")]

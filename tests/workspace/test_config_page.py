@@ -19,6 +19,7 @@ from minisgl_core.settings.schema import SECTIONS
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import config_page
+import marked
 
 ROOT = config_page.PAGE.parents[1]
 TEXT = config_page.PAGE.read_text(encoding="utf-8")
@@ -40,7 +41,9 @@ def _chapter(title: str) -> str:
 
 
 def test_the_tables_are_those_of_the_program() -> None:
-    assert config_page.rewritten(TEXT) == TEXT, "run `make config-page` and commit docs/configuration.md"
+    assert marked.rewritten(TEXT, config_page.parts()) == TEXT, (
+        "run `make config-page` and commit docs/configuration.md"
+    )
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -87,12 +90,12 @@ def test_a_setting_that_is_new_or_gone_is_noticed(monkeypatch: pytest.MonkeyPatc
 
     for changed in (More, Fewer):
         monkeypatch.setitem(SECTIONS, "server", changed)
-        assert config_page.rewritten(TEXT) != TEXT
+        assert marked.rewritten(TEXT, config_page.parts()) != TEXT
 
 
 def test_a_page_without_the_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="one part between <!-- begin engine -->"):
-        config_page.rewritten(TEXT.replace("<!-- begin engine -->", ""))
+        marked.rewritten(TEXT.replace("<!-- begin engine -->", ""), config_page.parts())
 
 
 @pytest.mark.parametrize(
