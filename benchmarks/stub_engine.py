@@ -77,6 +77,7 @@ class StubOutput:
     touched: np.ndarray
     """Slots that the pass reads or writes."""
     logprob_rows: list[TokenLogprobs | None] | None = None
+    prompt_rows: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     waited: bool = False
 
     def wait(self) -> None:
@@ -90,6 +91,9 @@ class StubOutput:
 
     def logprobs(self) -> list[TokenLogprobs | None] | None:
         return self.logprob_rows
+
+    def prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
+        return self.prompt_rows
 
 
 @dataclass
@@ -172,9 +176,10 @@ class StubEngine:
             self._store(batch, req, busy)
         tokens = [self._read_and_sample(req) for req in batch.reqs]
         rows = [self._logprobs(req, token) for req, token in zip(batch.reqs, tokens, strict=True)]
+        scores = self._score_prompts(batch) if batch.is_prefill else {}
         for req in batch.reqs:
             req.complete_one()
-        out = StubOutput(tokens, touched, rows if any(rows) else None)
+        out = StubOutput(tokens, touched, rows if any(rows) else None, scores)
         self._flying = [*(out for out in self._flying if not out.waited), out]
         return out
 
@@ -208,6 +213,19 @@ class StubEngine:
 
         return TokenLogprobs(token, -0.5, [(token, -0.5)][: req.sampling_params.logprobs])
 
+    def _score_prompts(self, batch: Batch) -> dict[int, list[TokenLogprobs]]:
+        """A prompt token's log-probability is minus its position, or -99 if the pool holds anything else before it."""
+        from minisgl_core.engine import TokenLogprobs
+
+        found = {}
+        for row, req in enumerate(batch.reqs):
+            if req.sampling_params.prompt_logprobs is not None:
+                places = range(req.cached_len + 1, min(req.device_len + 1, req.prompt_len))
+                held = self.kv[self.state.page_table[req.table_idx, : req.device_len]]
+                whole = np.array_equal(held, req.tokens[: req.device_len])
+                found[row] = [TokenLogprobs(int(req.tokens[at]), -float(at) if whole else -99.0, []) for at in places]
+        return found
+
 
 class NullEngine(StubEngine):
     """Every row's next token is 1; nothing is stored."""
@@ -231,6 +249,9 @@ class _NullOutput:
 
     def logprobs(self) -> None:
         return None
+
+    def prompt_logprobs(self) -> dict[int, Any]:
+        return {}
 
 
 @dataclass

@@ -135,6 +135,11 @@ class WatchedModel:
     def bind_kv(self) -> None:
         self._model.bind_kv()
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The model's head."""
+        logits: torch.Tensor = self._model.logits(hidden)
+        return logits
+
     def forward(self, batch: Batch) -> torch.Tensor:
         """The model's logits."""
         if batch.captured:

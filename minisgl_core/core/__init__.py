@@ -4,9 +4,9 @@ Lengths of a Req, in tokens: ``cached_len`` have KV in the pool before this pass
 ``extend_len`` is the difference.
 """
 
-from .batch import Batch
+from .batch import Batch, ScoredRows
 from .context import Context
 from .req import Req, ReqTable
 from .sampling_params import SamplingParams
 
-__all__ = ["Batch", "Context", "Req", "ReqTable", "SamplingParams"]
+__all__ = ["Batch", "Context", "Req", "ReqTable", "SamplingParams", "ScoredRows"]

@@ -14,7 +14,26 @@ if TYPE_CHECKING:
 
     from ..plugin_api import BatchView, Phase
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "ScoredRows"]
+
+
+@dataclass(slots=True)
+class ScoredRows:
+    """The tokens of a prefill pass that scores prompts: which of them the last layer and the head need.
+
+    On the device: ``kept`` (K,) int64, of the T tokens those that are scored and each Req's last one, ascending;
+    ``last`` (B,) and ``scored`` (S,) int64, which of the K these are; ``targets`` (S,) int32, the token that follows
+    each scored one in its prompt.
+    """
+
+    kept: torch.Tensor
+    last: torch.Tensor
+    scored: torch.Tensor
+    targets: torch.Tensor
+    counts: tuple[tuple[int, int], ...]
+    """(row of the batch, how many of its tokens are scored)"""
+    hidden: torch.Tensor | None = None
+    """(K, hidden): the normalised state of the kept tokens; the model sets it."""
 
 
 @dataclass(slots=True)
@@ -41,6 +60,8 @@ class Batch:
     """The SamplingMode that ``sampler.prepare`` chose."""
     last_rows: torch.Tensor | None = None
     """(B,) int64 on the device: where each Req's last token stands among the T tokens (prefill)."""
+    scored: ScoredRows | None = None
+    """Set where a Req has its prompt scored (prefill)."""
     attn: Any = None
     """The attention backend that serves this batch, chosen once by the dispatcher."""
     table: ReqTable | None = None

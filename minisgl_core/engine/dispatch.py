@@ -14,6 +14,7 @@ import torch
 from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import BatchView
 
+from .scoring import find_scored
 from .state import HandSet
 from .view import DerivedView
 
@@ -144,6 +145,7 @@ class AttentionDispatcher:
             state.page_table,
             rows,
         )
+        batch.scored = find_scored(batch, state)  # last: its upload ends the life of what was sent before
 
     # Device work: inside the step when captured.
 

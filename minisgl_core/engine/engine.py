@@ -235,7 +235,9 @@ class Engine:
         self.kv_cache.zero_pages(pages)
 
     def _finish_pass(self, batch: Batch, logits: torch.Tensor, tokens: torch.Tensor) -> ForwardOutput:
-        logprob_rows = None
+        logprob_rows, prompt_scores = None, None
+        if batch.scored is not None:
+            prompt_scores = self.stepper.score_prompts(batch)
         if self.sampler.edits_logits:
             tokens, logprob_rows = self.stepper.work_outside(logits, tokens, batch)
         buffer, copied = self._host_tokens[self._turn]
@@ -246,7 +248,7 @@ class Engine:
         if batch.is_decode:
             self.state.advance_host(batch)
         batch.complete_one()
-        return ForwardOutput(tokens, host, logits, copied, logprob_rows)
+        return ForwardOutput(tokens, host, logits, copied, logprob_rows, prompt_scores)
 
     def shutdown(self) -> None:
         """Free graphs, pool, backends and connections, in this order. Calling it twice is harmless.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["LogprobRows", "TokenLogprobs", "read_logprobs"]
+__all__ = ["LogprobRows", "TokenLogprobs", "read_logprobs", "to_host"]
 
 
 class TokenLogprobs(NamedTuple):
@@ -38,6 +38,11 @@ class LogprobRows(NamedTuple):
             top = list(zip(ids[i][:n], values[i][:n], strict=True))
             found[row] = TokenLogprobs(tokens[row], chosen[i], top)
         return found
+
+
+def to_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy that is there when the device has come so far: nothing waits, not even for the passes launched later."""
+    return values.to("cpu", non_blocking=True)
 
 
 def read_logprobs(

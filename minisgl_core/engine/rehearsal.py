@@ -110,6 +110,7 @@ class _Rehearsal:
         rows, tokens = config.max_running_req, config.max_prefill_tokens
         kept = self._pass(stage, attn, "decode", (1,) * rows)
         self._pass(stage, attn, "prefill", longest_rows(tokens, rows, longest))
+        self._pass(stage, attn, "prefill", longest_rows(tokens, rows, longest), self._scored_params())
         self._pass(stage, attn, "prefill", (min(longest, max(1, tokens // rows)),) * min(rows, tokens))
         del kept
         for exponent in range(min(tokens, longest).bit_length()):
@@ -118,6 +119,11 @@ class _Rehearsal:
         for params in SAMPLED_ALIKE.values():
             self._pass(stage, attn, "prefill", (1,), params)
             self._pass(stage, attn, "prefill", (1,), replace(params, repetition_penalty=2.0))
+
+    def _scored_params(self) -> SamplingParams:
+        """As :func:`dearest_params`, and the prompt is scored as well."""
+        params = dearest_params(self._ctx.config.vocab_size)
+        return replace(params, prompt_logprobs=params.logprobs)
 
     def _pass(
         self,
@@ -134,11 +140,13 @@ class _Rehearsal:
         prompt, params = torch.zeros(longest, dtype=torch.int32), params or dearest_params(self._ctx.config.vocab_size)
         reqs = [Req(prompt, row, longest - n, 1, row, params) for row, n in enumerate(lens)]
         for req in reqs:
-            req.prompt_len = 0  # all of it counts as output, for the penalties that look at nothing else
+            if params.prompt_logprobs is None:
+                req.prompt_len = 0  # all of it counts as output, for the penalties that look at nothing else
         batch = Batch(reqs=reqs, phase=phase)
         batch.mode = stage.sampler.prepare(batch)
         attn.prepare_metadata(batch)  # unset rows of the page table name slot 0: it stands for every token
         out = stage.stepper.step(batch)
+        stage.stepper.score_prompts(batch)
         stage.stepper.work_outside(out.logits, out.next_tokens, batch)
         return out
 

@@ -11,11 +11,12 @@ from minisgl_core.plugin_api import SampleArgs
 
 from .config import SAMPLING_MODES
 from .edits import RowEdit
-from .logprobs import LogprobRows, read_logprobs
+from .logprobs import LogprobRows, read_logprobs, to_host
+from .scoring import PromptScores, score
 from .state import pack_params
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from minisgl_core.core import Batch, Req, SamplingParams
     from minisgl_core.plugin_api import LayerOps, SamplingMode
@@ -130,7 +131,7 @@ class Sampler:
         return self._editor.edited(logits, np.array(rows), reqs, [edit for edit in edits if edit is not None])
 
     def logprobs(self, logits: torch.Tensor, next_tokens: torch.Tensor, batch: Batch) -> LogprobRows | None:
-        """Log-probabilities of the rows that asked, on the device; None if none did."""
+        """Log-probabilities of the rows that want them, on their way to the host; None if none does."""
         asked = self._row_logprobs[batch.rows_host()]
         rows = np.flatnonzero(asked >= 0)
         if not rows.size:
@@ -140,4 +141,10 @@ class Sampler:
             places = self._editor.places(rows[first : first + step])
             found.append(read_logprobs(logits.index_select(0, places), next_tokens.index_select(0, places), count))
         chosen, values, ids = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
-        return LogprobRows(rows.tolist(), asked[rows].tolist(), chosen, values, ids)
+        return LogprobRows(rows.tolist(), asked[rows].tolist(), to_host(chosen), to_host(values), to_host(ids))
+
+    def prompt_logprobs(self, batch: Batch, head: Callable[[torch.Tensor], torch.Tensor]) -> PromptScores | None:
+        """Log-probabilities of the prompts that a pass has gone over; None if no Req wants them. ``head``: the model's,
+        hidden (N, hidden) -> logits (N, V).
+        """
+        return None if batch.scored is None else score(batch, self._editor.vocab_size, head)

@@ -155,7 +155,7 @@ class DecodeState:
 
     def _flush(self) -> None:
         if self._slots or self._params:
-            self._send([])
+            self.send([])
 
     def _is_new(self, batch: Batch) -> bool:
         """Does it differ from the decode batch before?"""
@@ -172,7 +172,7 @@ class DecodeState:
         rows = np.full(batch.padded_size, self.dummy_row, dtype=np.int32)
         rows[: batch.size] = batch.rows_host()
         self._resync(batch)
-        (sent,) = self._send([rows])
+        (sent,) = self.send([rows])
         batch.rows = self.rows[: batch.padded_size]
         batch.rows.copy_(sent)
         self._on_device, self._decode_reqs, self._decode_idx = rows, list(batch.reqs), batch.table_idx
@@ -188,7 +188,7 @@ class DecodeState:
             tokens = np.empty(0, dtype=np.int32)
         self._check_room(tokens.size + 4 * len(rows) + 1)
         lens = [column.astype(np.int32) for column in (rows, cached, device - cached)]
-        sent = PrefillInputs(*self._send([*lens, cu_q, tokens]))
+        sent = PrefillInputs(*self.send([*lens, cu_q, tokens]))
         self._lengths_host[rows] = device
         batch.rows = sent.rows
         return sent
@@ -210,8 +210,8 @@ class DecodeState:
                 self._resume[req.table_idx] = (req.cached_len, int(req.tokens[req.cached_len]))
                 self._lengths_host[req.table_idx] = req.cached_len
 
-    def _send(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
-        """Flush what is staged together with ``parts``, int32; returns these on the device."""
+    def send(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
+        """Flush what is staged together with ``parts``, int32; returns these on the device, until the next upload."""
         slots, params, resumed = self._take_slots(sum(part.size for part in parts)), self._params, self._resume
         self._params, self._resume = {}, {}
         staged = [

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .dispatch import AttentionDispatcher
     from .logprobs import LogprobRows, TokenLogprobs
     from .sampler import Sampler
+    from .scoring import PromptScores
     from .state import DecodeState
 
 __all__ = ["ForwardOutput", "Stepper"]
@@ -38,6 +39,7 @@ class ForwardOutput(NamedTuple):
     """(B, V)"""
     copied: Any
     logprob_rows: LogprobRows | None
+    prompt_scores: PromptScores | None
 
     @property
     def next_tokens_cpu(self) -> torch.Tensor:
@@ -54,6 +56,13 @@ class ForwardOutput(NamedTuple):
         if self.logprob_rows is None:
             return None
         return self.logprob_rows.collect(self.next_tokens_cpu.tolist())
+
+    def prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
+        """By row of the batch that wants them: scores of the prompt tokens that the pass has gone over, waited for."""
+        if self.prompt_scores is None:
+            return {}
+        self.wait()
+        return self.prompt_scores.collect()
 
 
 class Stepper:
@@ -92,6 +101,10 @@ class Stepper:
             state.last_token.index_put_((rows,), again.clamp(min=0))
             del edited
         return tokens, self._sampler.logprobs(logits, tokens, batch)
+
+    def score_prompts(self, batch: Batch) -> PromptScores | None:
+        """The log-probabilities of the prompts that the step has gone over, for Reqs that want them."""
+        return self._sampler.prompt_logprobs(batch, self.model.logits)
 
     def make_capture_batch(self, size: int, mode: SamplingMode) -> Batch:
         """A decode batch of ``size`` dummy rows on the fixed buffers."""

@@ -45,8 +45,7 @@ def prepare_prompts(
     for index, (prompt, own) in enumerate(zip(listed, each, strict=True)):
         with _AtPrompt(index):
             input_ids = _token_ids(prompt, tokenizer, limits)
-            limits.check_prompt(input_ids)
-            limits.check_params(own)
+            limits.check(input_ids, own)
             _check_stop(own, tokenizer)
         prepared.append((input_ids, own))
     return prepared

@@ -67,8 +67,13 @@ class Decoder(Layer):
         for layer in layers:
             x, residual = layer.forward(x, residual, batch)
         # Nobody reads what the last layer makes of a prompt's other tokens: most of its products are of B rows, not T.
-        x, residual = last.forward(x, residual, batch, batch.last_rows)
-        return self.norm.forward_add(x, residual)[0]
+        scored = batch.scored
+        x, residual = last.forward(x, residual, batch, batch.last_rows if scored is None else scored.kept)
+        hidden = self.norm.forward_add(x, residual)[0]
+        if scored is None:
+            return hidden
+        scored.hidden = hidden
+        return hidden.index_select(0, scored.last)
 
 
 class DecoderForCausalLM(Layer):
@@ -94,4 +99,8 @@ class DecoderForCausalLM(Layer):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """-> logits (B, vocab), one row per Req, the same on every rank."""
-        return self.lm_head.forward(self.model.forward(batch))
+        return self.logits(self.model.forward(batch))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden (N, hidden) -> (N, vocab)"""
+        return self.lm_head.forward(hidden)

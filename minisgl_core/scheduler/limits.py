@@ -30,28 +30,32 @@ class Limits(NamedTuple):
         """Longest prompt plus output of a request that has the pool to itself."""
         return self.max_seq_len if self.pool_tokens is None else min(self.max_seq_len, self.pool_tokens)
 
-    def check_prompt(self, input_ids: np.ndarray) -> None:
-        """Raise :class:`AdmissionError` for a prompt that can never be served; nothing is ever truncated."""
+    def check(self, input_ids: np.ndarray, params: SamplingParams) -> None:
+        """Raise :class:`AdmissionError` for a request that can never be served; nothing is ever truncated."""
+        self._check_prompt(input_ids, longest=self.max_total_len - (params.max_tokens != 0))
+        self._check_params(params)
+
+    def _check_prompt(self, input_ids: np.ndarray, longest: int) -> None:
         length = len(input_ids)
         if length == 0:
             raise AdmissionError("the prompt is empty", field="prompt", value=0, remedy="give at least one token")
-        if length >= self.max_total_len:
+        if length > longest:
             pool = "" if self.pool_tokens is None else f" and the KV pool holds {self.pool_tokens}"
+            problem = "is too long" if longest == self.max_total_len else "leaves no room for an answer"
             raise AdmissionError(
-                f"a prompt of {length} tokens leaves no room for an answer: the context is {self.max_seq_len} tokens"
-                + pool,
+                f"a prompt of {length} tokens {problem}: the context is {self.max_seq_len} tokens{pool}",
                 field="prompt",
                 value=length,
-                remedy=self._more_room(),
+                remedy=self._more_room(longest),
             )
         low, high = int(input_ids.min()), int(input_ids.max())
         if low < 0 or high >= self.vocab_size:
             raise self.unknown_token(low if low < 0 else high)
 
-    def _more_room(self) -> str:
+    def _more_room(self, longest: int) -> str:
         remedies = []
-        if self.max_total_len > 1:
-            remedies.append(f"shorten it to at most {self.max_total_len - 1} tokens")
+        if longest:
+            remedies.append(f"shorten it to at most {longest} tokens")
         if self.max_total_len < self.max_seq_len:
             remedies.append("give the KV pool more pages (num_page_override or memory_ratio)")
         return ", or ".join(remedies)
@@ -65,8 +69,8 @@ class Limits(NamedTuple):
             remedy=f"this model's ids go from 0 to {self.vocab_size - 1}",
         )
 
-    def check_params(self, params: SamplingParams) -> None:
-        """Raise :class:`AdmissionError` for parameters that this model's vocabulary cannot meet."""
+    def _check_params(self, params: SamplingParams) -> None:
+        """This model's vocabulary must have what they name."""
         biased = (token for token, _ in cast("Sequence[tuple[int, float]]", params.logit_bias))
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", params.stop_token_ids)):
             for token in tokens:
@@ -77,13 +81,14 @@ class Limits(NamedTuple):
                         value=token,
                         remedy=f"this model's ids go from 0 to {self.vocab_size - 1}",
                     )
-        if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise AdmissionError(
-                f"sampling parameter `logprobs` is {params.logprobs}",
-                field="logprobs",
-                value=params.logprobs,
-                remedy=f"this model has only {self.vocab_size} tokens",
-            )
+        for name, wanted in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if wanted is not None and wanted > self.vocab_size:
+                raise AdmissionError(
+                    f"sampling parameter `{name}` is {wanted}",
+                    field=name,
+                    value=wanted,
+                    remedy=f"this model has only {self.vocab_size} tokens",
+                )
 
     def output_len(self, prompt_len: int, params: SamplingParams) -> int:
         """Tokens that may be generated: ``max_tokens``, capped at what context and pool leave (it then ends with

@@ -40,6 +40,8 @@ class ReqState:
     handle: CacheHandle
     announced: bool
     """As in :class:`PendingReq`."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the chunks so far, until they are all there."""
     outcome: FinishReason | None = None
     """Set when it has ended; a token that a pass in flight still brings for it is dropped."""
     poisoned: bool = False
@@ -70,6 +72,8 @@ class ForwardOutputLike(Protocol):
     def wait(self) -> None: ...
 
     def logprobs(self) -> list[TokenLogprobs | None] | None: ...
+
+    def prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]: ...
 
 
 class StateLike(Protocol):

@@ -70,8 +70,9 @@ class Resources:
         """
         if not self.free_rows:
             return None
-        length, final = len(pending.tokens), len(pending.tokens) + pending.output_len - 1
-        handle = self.manager.match(pending.tokens[:-1])  # the last token is always computed: it brings the logits
+        length, final = len(pending.tokens), len(pending.tokens) + max(pending.output_len - 1, 0)
+        # The last token is always computed: it brings the logits. Where the prompt is scored, each of its tokens does.
+        handle = self.manager.match(pending.tokens[: -1 if pending.params.prompt_logprobs is None else 0])
         self.manager.lock(handle)
         pages = self.manager.pages_for(min(length + AHEAD, final)) - len(handle.pages)
         if pages + int(self._missing(running, AHEAD).sum()) > self.manager.available_pages:

@@ -7,6 +7,7 @@ ranks that get the same messages before the same steps therefore launch the same
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -153,8 +154,7 @@ class Scheduler:
             if uid in self._reqs or uid in self._pending:
                 raise EngineError(f"request uid {uid} is in use", field="uid", value=uid)
         try:
-            self.limits.check_prompt(new.input_ids)
-            self.limits.check_params(new.params)
+            self.limits.check(new.input_ids, new.params)
         except AdmissionError as error:
             self._outs += [TokenOut(uid, None, "error", str(error)) for uid in uids]
             return
@@ -224,7 +224,7 @@ class Scheduler:
     def _admitted(self, pending: PendingReq, req: Req) -> None:
         del self._pending[pending.uid]
         self._reqs[req.uid] = req
-        if not pending.announced:
+        if not pending.announced and pending.params.prompt_logprobs is None:
             self._outs.append(PromptOut(req.uid, req.cached_len))
             req.extra.announced = True
         self._stops.add(req.stop_ids)
@@ -261,7 +261,10 @@ class Scheduler:
         """The youngest goes back to the head of the queue with the tokens it has; they are computed again later."""
         tokens, left = req.tokens.copy(), req.max_device_len - req.num_tokens
         self._withdraw(req)
-        pending = PendingReq(req.uid, tokens, req.prompt_len, left, req.sampling_params, req.extra.announced)
+        params, announced = req.sampling_params, req.extra.announced
+        if announced and params.prompt_logprobs is not None:
+            params = replace(params, prompt_logprobs=None)  # scored already
+        pending = PendingReq(req.uid, tokens, req.prompt_len, left, params, announced)
         self._release(req)
         self._pending[req.uid] = pending
         self._prefill.put_back(pending)
@@ -272,6 +275,8 @@ class Scheduler:
     def _process(self, flight: Flight) -> None:
         """Most rows have brought a token and nothing else: they are dealt with together, the others one by one."""
         flight.out.wait()
+        for row, scores in flight.out.prompt_logprobs().items():
+            self._add_scores(flight.reqs[row], scores, row in flight.chunks)
         tokens = flight.out.next_tokens_cpu.numpy()
         logprobs = flight.out.logprobs()
         special = self._special_rows(flight, tokens) if logprobs is None else np.ones(len(tokens), dtype=bool)
@@ -284,6 +289,14 @@ class Scheduler:
         for row in np.flatnonzero(special).tolist():
             req, token = flight.reqs[row], int(tokens[row])
             self._process_row(req, token, row in flight.chunks, logprobs[row] if logprobs else None)
+
+    def _add_scores(self, req: Req, scores: list[TokenLogprobs], is_chunk: bool) -> None:
+        """Log-probabilities of a part of the prompt: said once, when they are all there."""
+        state: ReqState = req.extra
+        state.prompt_logprobs += scores
+        if not is_chunk and state.outcome is None:
+            self._outs.append(PromptOut(req.uid, 0, state.prompt_logprobs))
+            state.announced = True
 
     def _special_rows(self, flight: Flight, tokens: np.ndarray) -> np.ndarray:
         """(B,) bool: of these a token may be the last one, or none."""
@@ -311,6 +324,8 @@ class Scheduler:
         elif token < 0:
             state.poisoned = True
             self._end(req, TokenOut(req.uid, None, "error", _NAN_LOGITS))
+        elif not is_chunk and req.num_tokens == req.max_device_len:
+            self._end(req, TokenOut(req.uid, None, "length"))  # only its prompt was to be scored
         elif not is_chunk:
             req.append_token(token)
             if token in req.stop_ids:

@@ -46,7 +46,7 @@ def test_slots_params_and_rows_arrive_with_the_next_decode_batch(monkeypatch):
     # The row's length and token come from the Req, whose prefill this state has not seen.
     assert state.lengths[1].item() == 3 and state.last_token[1].item() == 103
 
-    monkeypatch.setattr(state, "_send", lambda *_: pytest.fail("a steady step uploads nothing"))
+    monkeypatch.setattr(state, "send", lambda *_: pytest.fail("a steady step uploads nothing"))
     state.advance_host(batch)
     batch.reqs[0].complete_one()
     state.upload_decode(batch)
@@ -71,8 +71,8 @@ def test_a_batch_is_known_by_its_array_of_rows_and_by_its_padding(monkeypatch):
     reqs = [Req(torch.zeros(3, dtype=torch.int32), row, 2, 8, row, SamplingParams(), table=table) for row in (2, 0)]
     batch = Batch(reqs, "decode", padded_size=2, table=table, table_idx=np.array([2, 0]))
     sends = []
-    send = state._send
-    monkeypatch.setattr(state, "_send", lambda parts: (sends.append(len(parts)), send(parts))[1])
+    send = state.send
+    monkeypatch.setattr(state, "send", lambda parts: (sends.append(len(parts)), send(parts))[1])
     for padded, total in ((2, 1), (2, 1), (4, 2), (4, 2), (2, 3)):
         batch.padded_size = padded
         state.upload_decode(batch)

@@ -67,12 +67,13 @@ class MoEWatch(RoleWatch):
 
 
 def _tokens_of(step: WatchedStep, count: int) -> tuple[torch.Tensor, int]:
-    """Which of the step's tokens a layer of ``count`` tokens has: all, or the last of each row; and how many are no
-    padding.
+    """Which of the step's tokens a layer of ``count`` tokens has: all, or those that the last layer keeps; and how many
+    are no padding.
     """
-    last_rows = step.batch.last_rows
-    if last_rows is not None and count != sum(step.q_lens):
-        return last_rows.clone(), step.batch.size
+    batch = step.batch
+    kept = batch.last_rows if batch.scored is None else batch.scored.kept
+    if kept is not None and count != sum(step.q_lens):
+        return kept.clone(), len(kept)
     return torch.arange(count), min(count, step.real_tokens)
 
 
