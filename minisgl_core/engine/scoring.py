@@ -75,7 +75,8 @@ def find_scored(batch: Batch, state: DecodeState) -> ScoredRows | None:
     kept = np.union1d(scored, last)
     parts = [kept, np.searchsorted(kept, last), np.searchsorted(kept, scored)]
     sent = state.send([*(part.astype(np.int32) for part in parts), np.concatenate(targets)])
-    return ScoredRows(*(part.to(torch.int64) for part in sent[:3]), sent[3].clone(), tuple(counts))
+    on_device = [part.to(torch.int64) for part in sent[:3]]
+    return ScoredRows(on_device[0], on_device[1], on_device[2], sent[3].clone(), tuple(counts))
 
 
 def score(batch: Batch, vocab_size: int, head: Callable[[torch.Tensor], torch.Tensor]) -> PromptScores:

@@ -37,6 +37,19 @@ def test_match_len(a: list[int], b: list[int], expected: int) -> None:
     assert match_len(ids(*a), ids(*b)) == expected
 
 
+def test_a_prefix_that_is_extended_is_young_again() -> None:
+    """Its end is dropped meanwhile; what is left of it was used later than the other prefix."""
+    cache = RadixCache(1)
+    first = cache.insert(cache.match(ids(1)), ids(1, 2), ids(0, 1)).handle
+    cache.insert(cache.match(ids(5)), ids(5, 6), ids(2, 3))
+    cache.lock(first)
+    longer = cache.extend(first, ids(1, 2, 3), ids(0, 1, 4))
+    assert cache.forget(longer).tolist() == [4]
+    cache.unlock(first)
+    assert sorted(cache.evict(2).tolist()) == [2, 3]
+    cache.check([])
+
+
 @pytest.mark.parametrize("length", [16, 32, 48])
 def test_case_17_whole_prompt_on_a_page_boundary(length: int) -> None:
     manager = make(8, 16)

@@ -43,6 +43,23 @@ def test_the_cheapest_backend_of_each_number_of_rows_is_chosen(two_attentions: N
     assert plan.summary()["attention.decode[1-8]"] == "small@one"
 
 
+def test_every_number_of_rows_is_in_one_bucket(two_attentions: None, resolve: Any) -> None:
+    """Where two of them met in one number, the narrower one, made for more rows, would serve it."""
+    measured = {
+        DECODE: [
+            (16, {"small": 1.0, "large": 2.0}),
+            (20, {"small": 3.0, "large": 2.0}),
+            (None, {"small": 1.0, "large": 2.0}),
+        ]
+    }
+    plan = resolve(calibration_by_batch=measured)
+    ranges = [bucket.batch for bucket in plan.buckets if bucket.slot.label == DECODE]
+    assert ranges == [(1, 16), (17, 20), None]
+    names = [plan.choice("attention", phase="decode", batch=rows).name for rows in (1, 16, 17, 20, 21)]
+    assert names == ["small", "small", "large", "large", "small"]
+    assert decode_rows(plan) == [(16, "small"), (20, "large"), (None, "small")]
+
+
 def test_a_name_in_the_config_beats_every_measurement(two_attentions: None, resolve: Any) -> None:
     measured = {DECODE: [(None, {"small": 1.0, "large": 9.0})]}
     assert decode_rows(resolve(backends={"attention": "large"}, calibration_by_batch=measured)) == [(None, "large")]

@@ -272,6 +272,18 @@ def test_abort_in_every_state(overlap: bool) -> None:
     assert_idle(scheduler, engine)
 
 
+def test_an_abort_of_the_blocked_head_lets_the_next_one_in(overlap: bool) -> None:
+    """The head wants more pages than are left; behind it waits one that fits. Nothing else ends meanwhile."""
+    _, scheduler = make(num_pages=60)
+    scheduler.apply([new(0, prompt_of(10, 0), max_tokens=30), new(1, prompt_of(50, 1)), new(2, prompt_of(4, 2))])
+    early = [out.uid for _ in range(4) for out in scheduler.step()]
+    assert set(early) == {0}
+    scheduler.apply([Abort(1)])
+    later = [out for _ in range(4) for out in scheduler.step()]
+    assert expected_tokens(prompt_of(4, 2), 5, VOCAB)[:2] == [out.token for out in later if out.uid == 2][:2]
+    assert not any(out.finish_reason for out in later if out.uid == 0)
+
+
 def test_finish_ends_with_stop_and_drops_the_token_under_way(overlap: bool) -> None:
     engine, scheduler = make()
     scheduler.apply([new(0, [1, 2], max_tokens=50), new(1, [3, 4], max_tokens=8)])

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from minisgl_core.plugin_api import SampleArgs
 from minisgl_core.testing import AttentionSuite, OpsSuite
 from minisgl_cpu_sim.fakes import inject, on_cpu
 from minisgl_flashinfer.plugin import minisgl_attention_backends, minisgl_layer_ops
+from minisgl_flashinfer.sampling import FlashInferSampling
 
 SPEC = on_cpu(minisgl_attention_backends()[0])
 FLOAT32 = replace(SPEC, caps=SPEC.caps[:1])
@@ -34,6 +36,17 @@ class TestFlashInfer(AttentionSuite):
 class TestFlashInferOnTensorCores(AttentionSuite):
     spec = BFLOAT16
     options: ClassVar[Mapping[str, Any]] = {"workspace_mib": 16, "use_tensor_cores": True, "prefill_backend": "fa2"}
+
+
+def test_top_p_stops_where_the_mass_is_just_reached() -> None:
+    """Four tokens of a quarter each: two make up one half. The noise of all rows is one, so positions vary in turn."""
+    ops, found = FlashInferSampling(None), set()
+    one = torch.ones(1)
+    for position in range(200):
+        ints = torch.tensor([position], dtype=torch.int32)
+        args = SampleArgs(one, ints * 0, one / 2, one * 0, ints * 0, ints * 0, ints)
+        found.add(int(ops.sample(torch.zeros(1, 4), args, "filtered")))
+    assert found == {0, 1}
 
 
 class TestFlashInferSampling(OpsSuite):
