@@ -16,17 +16,23 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+COLUMNS = ("passed", "failed", "note", "refused", "skipped")
+
 
 @click.command(name="verify")
 @click.argument("backend", metavar="ROLE:NAME[/VARIANT][@DISTRIBUTION]")
 @click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), default="auto")
 @click.option("--quick", is_flag=True, help="Fewer values per claim.")
 @click.option("--check", "only", default="", metavar="TEXT", help="Only checks whose name holds TEXT.")
+@click.option(
+    "--limit", "limit_s", type=click.FloatRange(min=1), default=300.0, help="Seconds for one check. [300]", metavar="S"
+)
 @json_option
-def command(backend: str, device: str, quick: bool, only: str, as_json: bool) -> int:
+def command(backend: str, device: str, quick: bool, only: str, limit_s: float, as_json: bool) -> int:
     """Does a backend do what its contract says and its caps claim?
 
-    Every claim is tried at its ends; what lies just outside must be refused. Exits with 1 if a check fails.
+    Every claim is tried at its ends; what lies just outside must be refused. The checks run in child processes: one
+    that crashes, hangs or exits fails alone. Exits with 1 if a check fails.
     """
     from rich.progress import Progress
 
@@ -43,6 +49,7 @@ def command(backend: str, device: str, quick: bool, only: str, as_json: bool) ->
             rig,
             quick=quick,
             only=only,
+            limit_s=limit_s,
             started=lambda total: bar.update(task, total=total),
             finished=lambda outcome: bar.update(task, advance=1, description=outcome.name),
         )
@@ -63,17 +70,28 @@ def _print(report: Report, console: Console) -> None:
     for outcome in report.of_status("failed"):
         console.print(f"FAILED {outcome.name}", style="bold red")
         console.print(f"  {outcome.detail}")
-        console.print("  " + outcome.snippet.replace("\n", "\n  ") + "\n", style="dim")
+        if outcome.snippet:
+            console.print("  " + outcome.snippet.replace("\n", "\n  ") + "\n", style="dim")
     for outcome in report.of_status("note"):
         console.print(f"note: {outcome.name}: {outcome.detail}", style="yellow")
+    for reason, names in _refusals(report).items():
+        console.print(f"refused here: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}")
     console.print(_summary(report))
     console.print(_groups(report))
     if report.speeds:
         console.print(_speeds(report))
     counts = report.counts()
     verdict = "PASSED" if report.passed else "FAILED"
-    parts = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "note", "skipped"))
+    parts = ", ".join(f"{counts[status]} {status}" for status in COLUMNS)
     console.print(f"{verdict}: {parts}, {report.seconds:.1f} s", style="green" if report.passed else "bold red")
+
+
+def _refusals(report: Report) -> dict[str, list[str]]:
+    """By reason: the checks that the backend refuses to run here."""
+    found: dict[str, list[str]] = {}
+    for outcome in report.of_status("refused"):
+        found.setdefault(outcome.detail, []).append(outcome.name)
+    return found
 
 
 def _summary(report: Report) -> object:
@@ -93,15 +111,14 @@ def _summary(report: Report) -> object:
 def _groups(report: Report) -> object:
     from rich.table import Table
 
-    columns = ("passed", "failed", "note", "skipped")
     groups: dict[str, dict[str, int]] = {}
     for outcome in report.outcomes:
         name = "/".join(outcome.name.split("/")[:-1][:2]) or outcome.name
-        counts = groups.setdefault(name, dict.fromkeys(columns, 0))
+        counts = groups.setdefault(name, dict.fromkeys(COLUMNS, 0))
         counts[outcome.status] += 1
-    table = Table("checks", *columns)
+    table = Table("checks", *COLUMNS)
     for name, counts in groups.items():
-        table.add_row(name, *(str(counts[column] or "") for column in columns))
+        table.add_row(name, *(str(counts[column] or "") for column in COLUMNS))
     return table
 
 

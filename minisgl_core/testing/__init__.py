@@ -12,6 +12,7 @@ from .contract import ContractCheck
 from .device_fixture import DeviceFixture
 from .graph import GraphCheck
 from .kv import KVCheck
+from .lifetime import LifetimeCheck
 from .linear import FusedLinearCheck, LinearCheck
 from .moe import MoECheck
 from .ops import OpsCheck
@@ -46,6 +47,7 @@ __all__ = [
     "GraphSuite",
     "KVCheck",
     "KVSuite",
+    "LifetimeCheck",
     "LinearCheck",
     "LinearSuite",
     "Mismatch",

@@ -11,11 +11,12 @@ from minisgl_core.registry.matching import kernel_page_size
 
 from .attention import AttentionCheck
 from .backend_under_test import names_of
-from .check import collect
+from .collect import collect
 from .values import inside, outside, usual
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
+    from .check import Check
     from .device_fixture import DeviceFixture
 
 __all__ = ["attention_checks"]
@@ -42,7 +43,7 @@ GPU_CROWD: Final = _Crowd(264, LONG, 8)
 CPU_CROWD: Final = _Crowd(40, 1100, 2)
 
 
-def attention_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[AttentionCheck]:
+def attention_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
     """All checks, names unique, in a fixed order: inside first."""
     on_gpu = fixture.facts.kind == "cuda"
     return collect(under_test, fixture, lambda box: _of_box(box, quick, on_gpu), lambda box: _beyond(box, quick))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar
 
 from minisgl_core.registry.matching import match
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
     from .device_fixture import DeviceFixture
 
-__all__ = ["Check", "Result", "box_of", "collect"]
+__all__ = ["Check", "Result", "box_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,16 @@ class Check:
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
+    def needed_imports(self) -> list[str]:
+        """Lines of Python before which its ``repr`` means nothing."""
+        return [self.imports] if self.imports else []
+
     def snippet(self, under_test: BackendUnderTest, device: str) -> str:
         """A program that runs just this check."""
         target = repr(under_test.label) if under_test.installed else "SPEC"
         comment = "" if under_test.installed else "  # SPEC: your BackendSpec"
         names = f"{type(self).__name__}, assert_conforms"
-        lines = [f"from minisgl_core.testing import {names}", *filter(None, [self.imports])]
+        lines = [f"from minisgl_core.testing import {names}", *self.needed_imports()]
         return "\n".join([*lines, f"assert_conforms({target}, {self!r}, device={device!r}){comment}"])
 
 
@@ -77,31 +81,3 @@ def box_of(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -
     """The box of caps that a check lies in; None outside."""
     need = check.need(fixture)
     return None if need is None else match(under_test.spec, need)[0]
-
-
-C = TypeVar("C", bound=Check)
-
-
-def collect(
-    under_test: BackendUnderTest,
-    fixture: DeviceFixture,
-    inside: Callable[[Caps], Iterable[C]],
-    beyond: Callable[[Caps], Iterable[C]],
-) -> list[C]:
-    """The checks of every box that speaks of this device, then what lies beyond each and in none of the others.
-
-    Names are unique: with several boxes they begin with the box's number, and of equal checks the first is kept.
-    """
-    boxes = under_test.boxes(fixture.facts)
-    found: dict[str, C] = {}
-    for number, box in enumerate(boxes):
-        prefix = f"box{number}/" if len(boxes) > 1 else ""
-        for check in inside(box):
-            found.setdefault(prefix + check.name, replace(check, name=prefix + check.name))
-    for box in boxes:
-        others = [other for other in boxes if other is not box]
-        for check in beyond(box):
-            need = check.need(fixture)
-            if need is None or not under_test.claims(need, others):
-                found.setdefault(check.name, check)
-    return list(found.values())

@@ -17,7 +17,8 @@ from minisgl_core.registry.query import Need
 
 from .attention_checks import DTYPES
 from .backend_under_test import names_of
-from .check import Check, Result, collect
+from .check import Check, Result
+from .collect import collect
 from .comm_ranks import RankTask, run_collectives
 from .compare import Mismatch
 
@@ -91,7 +92,7 @@ def _launch(task: RankTask) -> list[str]:
     return complaints
 
 
-def comm_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[CommCheck]:
+def comm_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
     """One rank, two, and (unless quick) three; dtypes and capture just outside."""
     return collect(under_test, fixture, lambda box: _of_box(box, quick), _beyond)
 

@@ -19,6 +19,8 @@ from minisgl_core.registry.matching import match
 from minisgl_core.registry.query import Need
 from minisgl_core.registry.requirements import Installed, check_requirements
 
+from .leftovers import heap_bytes
+
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import BatchLike, BatchView, Phase, Platform
 
@@ -111,6 +113,11 @@ class DeviceFixture:
             yield _reachable_bytes
         finally:
             gc.unfreeze()
+
+    def bytes_in_use(self) -> int:
+        """On the host, whoever allocated them, and of tensors on the device."""
+        on_device = 0 if self.device.type == "cpu" else self._allocated_on_device()
+        return heap_bytes() + on_device
 
     def _allocated_on_device(self) -> int:
         gc.collect()

@@ -14,6 +14,7 @@ from minisgl_core.registry.query import Need
 from .check import Check, Result
 from .compare import Mismatch, close, expect, same
 from .graph_host import MAX_LEN, MAX_ROWS, ToyBatch, ToyHost
+from .lifetime import LifetimeCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,13 +183,14 @@ def _check_state(host: ToyHost, truth: ToyHost, what: str) -> None:
             same(now, wanted, f"{what}: afterwards, `{name}` of all rows")
 
 
-def graph_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[GraphCheck]:
+def graph_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
     """A capturing runner: sizes, modes, padding, replays. Another: that it leaves everything eager."""
     boxes = under_test.boxes(fixture.facts)
     if not any(box.graph != "never" for box in boxes):
         return [GraphCheck(name="eager", scenario="eager")] if boxes else []
     sizes = (1, 2, 3, 4, 5, 8)
     return [
+        LifetimeCheck(name="lifetime", of=GraphCheck(name="size=2", scenario="size", size=2)),
         GraphCheck(name="capture", scenario="capture"),
         GraphCheck(name="padding", scenario="padding"),
         GraphCheck(name="padding/one_size", scenario="padding", sizes=(4,)),

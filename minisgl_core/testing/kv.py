@@ -15,14 +15,16 @@ from minisgl_core.registry.query import Need
 
 from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
 from .backend_under_test import names_of
-from .check import Result, collect
+from .check import Result
 from .check_run import CallCheck, CheckRun, Draw, Tensors
+from .collect import collect
 from .compare import expect, same
 from .device_fixture import dtype_named
 from .values import inside, outside, usual
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
+    from .check import Check
     from .device_fixture import DeviceFixture
 
 __all__ = ["KVCheck", "kv_checks"]
@@ -202,7 +204,7 @@ def _check_large(check: KVCheck, backend: Any, fixture: DeviceFixture) -> None:
         expect(written == int(rows.to(dtype).count_nonzero()), f"{written} elements of a large pool were written")
 
 
-def kv_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[KVCheck]:
+def kv_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
     """Every claim at its ends, and what lies just beyond."""
     return collect(under_test, fixture, lambda box: _of_box(box, quick), lambda box: _beyond(box, quick))
 

@@ -11,17 +11,18 @@ from minisgl_core.plugin_api.linear import neighbours
 
 from .attention_checks import DTYPES
 from .backend_under_test import names_of
-from .check import collect
+from .collect import collect
 from .linear import FusedLinearCheck, LinearCheck
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
+    from .check import Check
     from .device_fixture import DeviceFixture
 
 __all__ = ["linear_checks"]
 
 
-def linear_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[LinearCheck]:
+def linear_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
     """Rows around every size at which kernels change their way, and odd widths."""
     return collect(under_test, fixture, lambda box: _of_box(box, quick), _beyond)
 

@@ -13,14 +13,15 @@ from minisgl_core.registry.query import Need
 
 from .attention_checks import DTYPES
 from .backend_under_test import names_of
-from .check import collect
 from .check_run import CallCheck, CheckRun, Draw, Tensors
+from .collect import collect
 from .compare import close, expect
 from .device_fixture import dtype_named
 from .reference import experts
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
+    from .check import Check
     from .device_fixture import DeviceFixture
 
 __all__ = ["TOLERANCE", "MoECheck", "moe_checks"]
@@ -138,7 +139,7 @@ def _of_layer(inputs: Tensors, layer: int) -> tuple[torch.Tensor, torch.Tensor, 
     return inputs[f"x{layer}"], inputs[f"topk_ids{layer}"], inputs[f"topk_weights{layer}"]
 
 
-def moe_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[MoECheck]:
+def moe_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
     """Every claim at its ends, and what lies just beyond."""
     return collect(under_test, fixture, lambda box: _of_box(box, quick), _beyond)
 

@@ -10,13 +10,14 @@ from minisgl_core.plugin_api import OP_NAMES, Caps, SamplingMode
 
 from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
 from .backend_under_test import names_of
-from .check import collect
+from .collect import collect
 from .ops import OpsCheck
 from .ops_sample import SampleCheck
 from .values import inside, outside, usual
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
+    from .check import Check
     from .device_fixture import DeviceFixture
 
 __all__ = ["ops_checks"]
@@ -24,7 +25,7 @@ __all__ = ["ops_checks"]
 MODES: tuple[SamplingMode, ...] = ("greedy", "random", "filtered")
 
 
-def ops_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[OpsCheck]:
+def ops_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
     """The checks of every operation that a box offers, and what lies just beyond it."""
     offered = {op for box in under_test.boxes(fixture.facts) for op in box.ops}
     return collect(under_test, fixture, lambda box: _of_box(box, quick), lambda box: _beyond(box, offered, quick))

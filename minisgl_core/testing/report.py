@@ -16,9 +16,9 @@ from minisgl_core import __version__
 from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import AnyValue, BackendSpec
 
-from .outside import Outsider
-from .run import Outcome, run_checks
-from .speed import Speed, measure
+from .check_process import CHECK_LIMIT_S, CheckProcess, run_isolated
+from .run import Outcome
+from .speed import Speed
 from .suite import checks_of
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "verify"]
 
-OUTSIDE_TIMEOUT_S: Final = 300.0
-"""For one check in the throw-away process; the first may compile kernels."""
 SOME_NAMES: Final = 6
-"""At most, from all over the suite, for whoever asked for a check that it lacks."""
+"""At most, from all over the suite, in the error about a name that no check has."""
+STATUSES: Final = ("passed", "failed", "note", "refused", "skipped")
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,9 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """No check failed, and some passed."""
+        """No check failed, and some passed, with or without a note."""
         counts = self.counts()
-        return not counts["failed"] and bool(counts["passed"])
+        return not counts["failed"] and bool(counts["passed"] or counts["note"])
 
     def counts(self) -> Counter[str]:
         """Checks by status."""
@@ -85,7 +84,7 @@ class Report:
             "versions": self.versions,
             "spec": _plain(asdict(self.spec)),
             "finite_tail": self.finite_tail,
-            "checks": {"run": len(self.outcomes), **{s: counts[s] for s in ("passed", "failed", "note", "skipped")}},
+            "checks": {"run": len(self.outcomes), **{status: counts[status] for status in STATUSES}},
             "worst_errors": {k: {"error": e, "check": name} for k, (e, name) in self.worst_errors().items()},
             "speeds": [speed.to_json() for speed in self.speeds],
             "outcomes": [outcome.to_json() for outcome in self.outcomes],
@@ -99,22 +98,29 @@ def verify(
     *,
     quick: bool = False,
     only: str = "",
+    limit_s: float = CHECK_LIMIT_S,
     started: Callable[[int], None] | None = None,
     finished: Callable[[Outcome], None] | None = None,
 ) -> Report:
     """Run every check of this backend's role and caps (those whose name holds ``only``), and time it.
 
-    ``started`` hears how many checks there are, ``finished`` of each as it ends. Raises :class:`UsageError` if no
-    check's name holds ``only``.
+    They run in child processes, each for ``limit_s`` seconds at most. ``started`` is called with the number of checks,
+    ``finished`` with each outcome. Raises :class:`UsageError` if no check's name holds ``only``.
     """
     began = time.perf_counter()
     checks = _checks(under_test, fixture, quick, only)
     if started is not None:
         started(len(checks))
-    outcomes = _run(under_test, checks, fixture, finished)
-    speeds: Sequence[Speed] = ()
-    if not only and all(outcome.status != "failed" for outcome in outcomes):
-        speeds = measure(under_test, fixture, quick)
+    with (
+        CheckProcess(under_test, fixture.facts, limit_s) as process,
+        CheckProcess(under_test, fixture.facts, limit_s) as outside,
+    ):
+        outcomes = run_isolated(process, outside, checks, finished or (lambda _: None))
+        speeds: Sequence[Speed] = ()
+        if not only and all(outcome.status != "failed" for outcome in outcomes):
+            speeds, problem = process.speeds(quick)
+            if problem:
+                outcomes.append(Outcome("speeds", "failed", detail=problem))
     return Report(
         backend=under_test.label,
         spec=under_test.spec,
@@ -137,24 +143,6 @@ def _checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool, o
             f"no check's name holds {only!r}", field="--check", value=only, remedy=f"some of the names{values}: {some}"
         )
     return checks
-
-
-def _run(
-    under_test: BackendUnderTest,
-    checks: Sequence[Check],
-    fixture: DeviceFixture,
-    finished: Callable[[Outcome], None] | None,
-) -> list[Outcome]:
-    def heard(outcome: Outcome) -> bool:
-        if finished is not None:
-            finished(outcome)
-        return False
-
-    outsider = Outsider(OUTSIDE_TIMEOUT_S)
-    try:
-        return run_checks(under_test, checks, fixture, outsider=outsider, finished=heard)
-    finally:
-        outsider.close()
 
 
 def _versions(under_test: BackendUnderTest, fixture: DeviceFixture) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Running checks: one at a time, each to an :class:`Outcome`."""
+"""Running checks in this process: one at a time, each to an :class:`Outcome`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from unittest import SkipTest
 from .backend_under_test import BackendUnderTest
 from .compare import Mismatch
 from .device_fixture import DeviceFixture
-from .outside import Outsider, check_refused
+from .leftovers import nothing_running
+from .refusal import check_refused, refusal_of
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import BackendSpec
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Status", "assert_conforms", "run_check", "run_checks"]
 
-Status = Literal["passed", "failed", "note", "skipped"]
+Status = Literal["passed", "failed", "note", "refused", "skipped"]
+"""``refused``: the backend raised :class:`~minisgl_core.plugin_api.CannotRun`, so it cannot do this here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one check. ``detail``: why it failed or was skipped, or what the note says."""
+    """What became of one check. ``detail``: why it failed, was refused or was skipped, or what the note says."""
 
     name: str
     status: Status
@@ -56,9 +58,11 @@ def assert_conforms(backend: BackendSpec | str, check: Check, *, device: str = "
 
 
 def run_check(
-    under_test: BackendUnderTest, check: Check, fixture: DeviceFixture, outsider: Outsider | None = None
+    under_test: BackendUnderTest, check: Check, fixture: DeviceFixture, *, try_outside: bool = False
 ) -> Outcome:
-    """Run one check. Outside the caps: ask resolving, then, if there is an ``outsider``, let it try."""
+    """Run one check. Outside the caps resolving must refuse it; with ``try_outside`` the backend is run all the same,
+    which only a process of its own survives.
+    """
     began = time.perf_counter()
 
     def outcome(status: Status, detail: str = "", **more: Any) -> Outcome:
@@ -67,15 +71,30 @@ def run_check(
     try:
         if check.outside:
             check_refused(under_test, check, fixture)
-            wrong = outsider.run(under_test, check, fixture.facts) if outsider is not None else "not tried"
+            wrong = _tried(under_test, check, fixture) if try_outside else "not tried"
             note = "under-claimed: it is right although the caps do not declare it"
             return outcome("passed", wrong) if wrong else outcome("note", note)
-        result = check.conform(under_test, fixture)
+        with nothing_running():
+            result = check.conform(under_test, fixture)
     except SkipTest as skipped:
         return outcome("skipped", str(skipped))
-    except Exception as error:
-        return outcome("failed", _told(error), snippet=check.snippet(under_test, fixture.facts.kind))
+    except (Exception, SystemExit) as error:
+        refusal = refusal_of(error)
+        if refusal is not None:
+            return outcome("refused", str(refusal))
+        return outcome("failed", _text_of(error), snippet=check.snippet(under_test, fixture.facts.kind))
     return outcome("note" if result.note else "passed", result.note, errors=result.errors)
+
+
+def _tried(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> str:
+    """What went wrong; empty if the backend was right where it does not claim to be."""
+    try:
+        check.conform(under_test, fixture)
+    except SkipTest:
+        raise
+    except (Exception, SystemExit) as error:
+        return _text_of(error)
+    return ""
 
 
 def run_checks(
@@ -83,17 +102,20 @@ def run_checks(
     checks: Iterable[Check],
     fixture: DeviceFixture,
     *,
-    outsider: Outsider | None = None,
     finished: Callable[[Outcome], bool] | None = None,
 ) -> list[Outcome]:
-    """Run them in order. ``finished`` hears of each outcome and stops the run by returning True."""
+    """Run them in order, in this process: a crash ends it. ``finished`` is called with each outcome and stops the run
+    by returning True.
+    """
     outcomes = []
     for check in checks:
-        outcomes.append(run_check(under_test, check, fixture, outsider))
+        outcomes.append(run_check(under_test, check, fixture))
         if finished is not None and finished(outcomes[-1]):
             break
     return outcomes
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({'' if error.code is None else error.code})"
     return str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from unittest import SkipTest
@@ -11,18 +12,22 @@ from minisgl_core.plugin_api import BackendSpec, Role
 
 from .attention_checks import attention_checks
 from .backend_under_test import BackendUnderTest
+from .check_process import CheckProcess
 from .comm import comm_checks
+from .compare import Mismatch
 from .contract import contract_checks
 from .device_fixture import DeviceFixture
 from .graph import graph_checks
 from .kv import kv_checks
+from .leftovers import nothing_running
 from .linear_checks import linear_checks
 from .moe import moe_checks
 from .ops_checks import ops_checks
-from .outside import check_refused
+from .refusal import check_refused, refusal_of
 
 if TYPE_CHECKING:
     from .check import Check
+    from .run import Outcome
 
 __all__ = [
     "SUITES",
@@ -48,15 +53,20 @@ class Suite:
             spec = SPEC  # or "attention:mine", of an installed plugin
 
     A spec needs no installed plugin. Where the device is not one that its caps speak of, the tests are skipped.
-    Resolving is asked about checks outside the caps; ``minisgl verify`` also tries them.
+    Resolving is asked about checks outside the caps; ``minisgl verify`` also tries them. What a backend refuses with
+    :class:`~minisgl_core.plugin_api.CannotRun` is a skipped test.
     """
 
     role: ClassVar[Role]
+    _check_process: ClassVar[CheckProcess]
     spec: ClassVar[BackendSpec | str]
     options: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = "auto"
     quick: ClassVar[bool] = True
     """Fewer values per claim."""
+    isolated: ClassVar[bool] = False
+    """Run the checks in a child process, as ``minisgl verify`` does: a crash, a hang or an exit then fails one test. A
+    debugger, coverage and what fixtures patch see only this process."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Called by pytest when it collects: one test per check."""
@@ -71,8 +81,19 @@ class Suite:
             raise SkipTest(f"its caps do not speak of {fixture.facts}")
         if check.outside:
             check_refused(under_test, check, fixture)
-            return
-        check.conform(under_test, fixture)
+        elif self.isolated:
+            _judge(self._process(under_test, fixture).run(check))
+        else:
+            _conform(check, under_test, fixture)
+
+    @classmethod
+    def _process(cls, under_test: BackendUnderTest, fixture: DeviceFixture) -> CheckProcess:
+        """One for all tests of the class; it ends with pytest."""
+        found: CheckProcess | None = cls.__dict__.get("_check_process")
+        if found is None:
+            found = cls._check_process = CheckProcess(under_test, fixture.facts)
+            atexit.register(found.close)
+        return found
 
     @classmethod
     def _checks(cls) -> list[tuple[BackendUnderTest | None, DeviceFixture, Check | None]]:
@@ -88,6 +109,24 @@ class Suite:
         if not under_test.boxes(fixture.facts):
             return [(None, fixture, None)]
         return [(under_test, fixture, check) for check in checks_of(under_test, fixture, quick=cls.quick)]
+
+
+def _conform(check: Check, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
+    try:
+        with nothing_running():
+            check.conform(under_test, fixture)
+    except Exception as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        raise SkipTest(f"refused here: {refusal}") from error
+
+
+def _judge(outcome: Outcome) -> None:
+    if outcome.status in ("skipped", "refused"):
+        raise SkipTest(outcome.detail)
+    if outcome.status == "failed":
+        raise Mismatch(outcome.detail)
 
 
 class AttentionSuite(Suite):

@@ -11,7 +11,7 @@ import torch
 
 from minisgl_core.plugin_api import ANY, FUSABLE_OPS, OP_NAMES, BackendSpec, Caps, OneOf, Role
 from minisgl_core.testing import BackendUnderTest, DeviceFixture, checks_of, run_checks
-from minisgl_core.testing.outside import Outsider
+from minisgl_core.testing.check_process import CheckProcess
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -217,10 +217,7 @@ def test_mutant_that_claims_too_little_is_noted(rig: DeviceFixture) -> None:
     subject = BackendUnderTest(Mutant("attention", "Right", "", caps=caps).spec)
     checks = [check for check in checks_of(subject, rig, quick=True) if check.outside]
     assert [check.name for check in checks] == ["outside/head_dim=32", "outside/head_dim=80", "outside/softcap"]
-    outsider = Outsider(timeout_s=120.0)
-    try:
-        outcomes = run_checks(subject, checks, rig, outsider=outsider)
-    finally:
-        outsider.close()
+    with CheckProcess(subject, rig.facts) as process:
+        outcomes = [process.run(check) for check in checks]
     assert [outcome.status for outcome in outcomes] == ["note"] * 3
     assert all("under-claimed" in outcome.detail for outcome in outcomes)

@@ -103,7 +103,7 @@ def conforms(candidate: Candidate, here: Here) -> dict[str, Any]:
     rig = DeviceFixture(here.device)
     subject = BackendUnderTest.of(candidate.key, rig.facts)
     subject = replace(subject, spec=prebuilt(subject.spec, here.may_compile))
-    counts = {"passed": 0, "failed": 0, "note": 0, "skipped": 0}
+    counts = {"passed": 0, "failed": 0, "note": 0, "refused": 0, "skipped": 0}
 
     def finished(outcome: Any) -> None:
         counts[outcome.status] += 1
@@ -117,6 +117,6 @@ def conforms(candidate: Candidate, here: Here) -> dict[str, Any]:
         told = [f"{outcome.name}: {outcome.detail.splitlines()[0]}" for outcome in failed[:SHOWN]]
         raise Failed("\n".join([f"{len(failed)} of {len(report.outcomes)} checks failed:", *told]))
     if not report.passed:
-        reasons = {outcome.detail for outcome in report.of_status("skipped")}
+        reasons = {outcome.detail for status in ("refused", "skipped") for outcome in report.of_status(status)}
         raise Skipped("no check could be run: " + "; ".join(sorted(reasons)))
     return {}

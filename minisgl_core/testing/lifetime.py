@@ -1,0 +1,54 @@
+"""Backends that are built, used and closed again and again: nothing of them may stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from .check import Check, Result
+from .compare import Mismatch
+from .leftovers import descriptors
+
+if TYPE_CHECKING:
+    from minisgl_core.registry.query import Need
+
+    from .backend_under_test import BackendUnderTest
+    from .device_fixture import DeviceFixture
+
+__all__ = ["LifetimeCheck"]
+
+WARM_UP: Final = 3
+"""Lives after which libraries have loaded what they keep for the process."""
+LIVES: Final = 6
+LIFE_BYTES: Final = 64 << 10
+"""Per life; caches of Python and torch grow by less."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LifetimeCheck(Check):
+    """The check ``of``, again and again in one process: memory and file descriptors must not grow with each backend."""
+
+    of: Check
+
+    def needed_imports(self) -> list[str]:
+        return [f"from minisgl_core.testing import {type(self.of).__name__}", *self.of.needed_imports()]
+
+    def need(self, fixture: DeviceFixture) -> Need | None:
+        return self.of.need(fixture)
+
+    def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
+        for _ in range(WARM_UP):
+            self.of.run(under_test, fixture)
+        opened, in_use = descriptors(), fixture.bytes_in_use()
+        for _ in range(LIVES):
+            self.of.run(under_test, fixture)
+        now, grown = descriptors(), fixture.bytes_in_use() - in_use
+        if len(now) >= len(opened) + LIVES:
+            left = sorted({target for number, target in now.items() if number not in opened})
+            raise Mismatch(
+                f"{len(now) - len(opened)} file descriptors are left open by {LIVES} backends, each closed: "
+                f"{', '.join(left[:3])}"
+            )
+        if grown > LIVES * LIFE_BYTES:
+            raise Mismatch(f"{grown} bytes are left in use by {LIVES} backends, each closed")
+        return Result()
