@@ -187,7 +187,7 @@ class _Child:
         return _Ended(": ".join([f"it ended the process with exit code {code}", *last]))
 
     def _where(self) -> str:
-        """The innermost frame outside the libraries, such as `` (kernel.py:12, in forward)``; empty if there is none."""
+        """The innermost frame outside libraries, such as `` (kernel.py:12, in forward)``; empty if there is none."""
         for stack in _STACK.findall(self.printed()["standard error"])[-1:]:
             for path, line, function in _FRAME.findall(stack):
                 if not _LIBRARIES.search(path):
