@@ -1,4 +1,4 @@
-"""Every error a user can meet. One line each: what, which value, what to do.
+"""Every error a user can meet. One line: what, which value, what to do; what has more to say adds lines below it.
 
 The command line prints ``str(error)`` and exits with ``exit_code``; a traceback appears only with ``--debug``.
 """
@@ -66,14 +66,24 @@ def _shared_words(names: Sequence[str]) -> str:
 class MinisglError(Exception):
     """Base of all errors for users.
 
-    ``field`` is the name of the setting, parameter or file at fault, ``value`` what it held, ``remedy`` what to do.
+    ``field`` is the name of the setting, parameter or file at fault, ``value`` what it held, ``remedy`` what to do,
+    ``details`` lines that follow the first one.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, field: str = "", value: object = None, remedy: str = "") -> None:
-        self.message, self.field, self.value, self.remedy = message, field, value, remedy
-        super().__init__(f"{message}; {remedy}" if remedy else message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        value: object = None,
+        remedy: str = "",
+        details: Sequence[str] = (),
+    ) -> None:
+        self.message, self.field, self.value, self.remedy, self.details = message, field, value, remedy, tuple(details)
+        first = f"{message}; {remedy}" if remedy else message
+        super().__init__("\n  ".join((first, *details)))
 
 
 class UsageError(MinisglError):

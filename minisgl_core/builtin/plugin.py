@@ -37,6 +37,7 @@ def minisgl_graph_runners() -> list[BackendSpec]:
             name="eager",
             factory="minisgl_core.builtin.graph:EagerGraphRunner",
             caps=(Caps(devices=_ANYWHERE, sm=ANY, graph="never"),),
+            tier=0,  # it fits only where no graphs are requested, and then it is all that is needed
             summary="runs each step eagerly",
         )
     ]

@@ -16,7 +16,7 @@ from minisgl_core.modelconfig import ModelConfig, dequantised, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
 from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, discover, wants_graph
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
-from minisgl_core.registry.records import told_exclusions
+from minisgl_core.registry.records import exclusion_lines
 from minisgl_core.settings.schema import Settings
 
 from .measured import calibration_json, print_calibration
@@ -149,7 +149,7 @@ def _print(answer: Explanation, subject: str) -> None:
         _print_candidates(slot.candidates)
     for plugin in answer.failures:
         click.echo(f"\nplugin {plugin.distribution} failed to load: {plugin.failure}")
-    for line in told_exclusions(answer.excluded):
+    for line in exclusion_lines(answer.excluded):
         click.echo(f"\n{line}: their backends are no candidates")
     for note in answer.notes:
         click.echo(f"\nnote: {note.distribution}: {note.text}")
@@ -162,6 +162,7 @@ def _print_plan(plan: Plan, subject: str) -> None:
     )
     rows = [(bucket.label, bucket.choice.label, bucket.choice.version) for bucket in plan.buckets]
     print_table(("SLOT", "BACKEND", "VERSION"), rows)
+    click.echo(f"{plan.pool_writer.role}:{plan.pool_writer.label} writes the KV pool")
     for choice in plan.choices("linear"):
         if fused := plan.fused(choice):
             click.echo(
@@ -189,6 +190,8 @@ def _print_candidates(candidates: Sequence[CandidateReport]) -> None:
 
 def _print_candidate(candidate: CandidateReport) -> None:
     click.echo(f"  {candidate.status.ljust(9)}  {candidate.backend} {candidate.version}")
+    if candidate.preferred:
+        click.echo(f"             - {candidate.preferred}")
     for reason in candidate.reasons:
         click.echo(f"             - {reason}")
     for change in candidate.would_allow:

@@ -140,4 +140,5 @@ def plan_line(plan: Plan) -> str:
     ranks = f" x {plan.tp_size}" if plan.tp_size > 1 else ""
     graphs = "graphs" if plan.graph else "no graphs"
     facts = f"{plan.architecture} on {plan.device}{ranks}, {plan.dtype}, page_size={plan.page_size}, {graphs}"
-    return f"plan {plan.digest()}: {facts}, {', '.join(backends)}"
+    writer = plan.pool_writer
+    return f"plan {plan.digest()}: {facts}, {', '.join(backends)}; {writer.role}:{writer.label} writes the KV pool"

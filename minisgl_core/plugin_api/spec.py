@@ -111,8 +111,8 @@ class Caps:
 
     ``sm`` is an inclusive range of compute capabilities such as ``(90, 90)``; it is only asked on CUDA devices.
     ``gqa_ratios`` are query heads per kv head on one rank. ``page_sizes`` are those of the kernels: one fits if it
-    divides the pool's. ``features`` is an open set of names (``window``, ``softcap``, ``sinks``, ``fp8_kv``...): a
-    needed feature that is not listed is a reason to refuse, so features invented later stay denied to old plugins.
+    divides the pool's. ``features`` is an open set of names (``window``, ``softcap``): a needed feature that is not
+    listed is a reason to refuse, so features invented later stay denied to old plugins.
     """
 
     devices: Names = ()
@@ -132,6 +132,10 @@ class Caps:
     host_plan: tuple[Phase, ...] = ()
     finite_tail: bool = False
     per_row_seed: bool = False
+    tolerance: float = 0.0
+    """Largest |y - y64| / (|x| |W|^T) against float64 of the weights or cache *as they are stored*, rounding of
+    activations included; 0 = no loss but the rounding of the dtype. ``auto`` never chooses what loses more.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,8 @@ class BackendSpec:
     q_heads, kv_heads (one rank's), head_dim, page_size (the pool's), kv_layout.
     ``check`` is a quick question of the same kind, called as ``check()`` in this process whenever the backend would be
     chosen, by ``minisgl explain`` too; nothing is remembered. Its module imports nothing heavy.
-    ``tier``: lower is preferred where neither config, calibration nor the core's table decides.
+    ``tier``: lower is preferred where neither config nor calibration decides, in every role. A distribution that is not
+    in the core's index comes behind those that are, whatever its tier.
     """
 
     role: Role

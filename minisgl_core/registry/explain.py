@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from minisgl_core.errors import BackendError
-from minisgl_core.plugin_api import BackendSpec, MultipleOf, OneOf, Reason
+from minisgl_core.plugin_api import Reason
 
-from .matching import match
-from .named import remarks
+from .advice import Adviser
 from .plan import Plan
-from .query import Joint, PlanQuery, Slot, need_of
+from .query import PlanQuery, Slot
+from .ranking import why_preferred
 from .records import Note, PluginRecord, Registry
 from .refusal import SEE_EXPLAIN, refusal
+from .remarks import remarks
 from .requirements import Environment, Installed, check_requirements
-from .resolve import check_query, plan_of, settle
-from .solve import Solution, Verdict
+from .resolve import check_query, plan_of, resolve_loop
+from .solve import Verdict
 
 __all__ = ["CandidateReport", "Explanation", "SlotReport", "explain"]
-
-_DTYPES: Final = ("bfloat16", "float16", "float32")
 
 Status = Literal["chosen", "fits", "rejected", "not named"]
 
@@ -35,8 +33,10 @@ class CandidateReport:
     version: str
     status: Status
     reasons: tuple[Reason, ...]
+    preferred: str
+    """Why another was chosen although this one fits: ``X is preferred because ...``; empty if it does not fit."""
     would_allow: tuple[str, ...]
-    """Each entry alone would make it fit, such as ``page_size=16``."""
+    """Each entry alone would make it fit, such as ``page_size=16``; each has been tried."""
     to_install: tuple[str, ...]
     """On a device that is not here: what would have to be installed there, as far as this installation can tell."""
 
@@ -46,16 +46,8 @@ class CandidateReport:
             "backend": self.backend,
             "version": self.version,
             "status": self.status,
-            "reasons": [
-                {
-                    "code": reason.code,
-                    "field": reason.field,
-                    "wanted": reason.wanted,
-                    "supported": reason.supported,
-                    "fix": reason.fix,
-                }
-                for reason in self.reasons
-            ],
+            "reasons": [asdict(reason) for reason in self.reasons],
+            "preferred": self.preferred or None,
             "would_allow": list(self.would_allow),
             "to_install": list(self.to_install),
         }
@@ -119,13 +111,14 @@ def explain(
     """
     registry = registry.restricted(query.allow, query.deny)
     check_query(query, registry)
-    here = environment or Installed()
-    solution = settle(query, registry, None if elsewhere else here, prober=None)
-    error: BackendError | None = refusal(query, solution, registry) if solution.conflict else None
-    reporter = _Reporter(query, solution, here if elsewhere else None)
+    installed = environment or Installed()
+    there = None if elsewhere else installed
+    solution = resolve_loop(query, registry, there, prober=None)
+    error: BackendError | None = refusal(query, solution, registry, there) if solution.conflict else None
+    reporter = _Reporter(Adviser(query, solution, registry, there), installed if elsewhere else None)
     return Explanation(
         plan=None if error else plan_of(query, solution),
-        error="" if error is None else error.message if error.remedy == SEE_EXPLAIN else str(error),
+        error="" if error is None else _without_itself(error),
         page_size=solution.joint.page_size,
         slots=tuple(reporter.slots()),
         failures=registry.failures(),
@@ -135,96 +128,43 @@ def explain(
     )
 
 
+def _without_itself(error: BackendError) -> str:
+    """The text of an error, which does not send the reader of ``minisgl explain`` to it."""
+    return str(error).replace(f"; {SEE_EXPLAIN}", "", 1)
+
+
 @dataclass(frozen=True)
 class _Reporter:
-    query: PlanQuery
-    solution: Solution
+    adviser: Adviser
     here: Environment | None
     """This machine, if the question is about another."""
 
     def slots(self) -> Iterator[SlotReport]:
-        chosen = self.solution.by_batch(self.query)
-        for item in self.solution.fields:
-            taken = {verdict.candidate.key for _, verdict in chosen.get(item.slot, ())}
-            reports = [
-                self._report(item.slot, verdict, "chosen" if verdict.candidate.key in taken else None)
-                for verdict in item.verdicts(self.query, self.solution.joint)
-            ]
-            outside = item.outsiders(self.query, self.solution.joint)
-            reports.extend(self._report(item.slot, verdict, "not named") for verdict in outside)
-            yield SlotReport(item.slot, tuple(reports))
+        query, solution = self.adviser.query, self.adviser.solution
+        by_batch = solution.by_batch(query)
+        for field in solution.fields:
+            chosen = {verdict.candidate.key for _, verdict in by_batch.get(field.slot, ())}
+            ranks = {item.candidate.key: (item.candidate, item.rank) for item in field.ranked}
+            best = next((ranks[key] for key in ranks if key in chosen), None)
+            reports = []
+            for verdict in field.verdicts(query, solution.joint):
+                key = verdict.candidate.key
+                status: Status = "chosen" if key in chosen else "rejected" if verdict.reasons else "fits"
+                why = why_preferred(*best, *ranks[key]) if best and status == "fits" else ""
+                reports.append(self._report(field.slot, verdict, status, why))
+            outside = field.outsiders(query, solution.joint)
+            reports.extend(self._report(field.slot, verdict, "not named", "") for verdict in outside)
+            yield SlotReport(field.slot, tuple(reports))
 
-    def _report(self, slot: Slot, verdict: Verdict, status: Status | None) -> CandidateReport:
+    def _report(self, slot: Slot, verdict: Verdict, status: Status, preferred: str) -> CandidateReport:
         spec = verdict.candidate.spec
         missing = check_requirements(spec, self.here) if self.here is not None else []
         return CandidateReport(
             backend=verdict.candidate.label,
             version=verdict.candidate.version,
-            status=status or ("rejected" if verdict.reasons else "fits"),
+            status=status,
             reasons=verdict.reasons,
-            would_allow=tuple(_counterfactuals(slot, verdict, self.query, self.solution.joint)),
+            preferred=preferred,
+            would_allow=self.adviser.would_allow(slot, verdict, admitted=status != "not named"),
             to_install=tuple(reason.fix or reason.wanted for reason in missing),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """One setting changed. ``aspect`` keeps two values of one setting from being combined."""
-
-    aspect: str
-    text: str
-    query: Mapping[str, Any] = field(default_factory=dict)
-    joint: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _counterfactuals(slot: Slot, verdict: Verdict, query: PlanQuery, joint: Joint) -> Iterator[str]:
-    """The smallest changes (one setting, else two) under which a rejected candidate fits."""
-    spec = verdict.candidate.spec
-    _, mismatches = match(spec, need_of(slot, query, joint))
-    standing = [reason for reason in verdict.reasons if reason not in mismatches]
-    if not verdict.reasons or not all(reason.fix for reason in standing):
-        return
-    first = [reason.fix for reason in standing]
-    if not mismatches:
-        yield " and ".join(first)
-        return
-    changes = list(_changes(spec, slot, query, joint))
-    for size in (1, 2):
-        found = [
-            " and ".join([*first, *(change.text for change in group)])
-            for group in itertools.combinations(changes, size)
-            if len({change.aspect for change in group}) == size and _fits(spec, slot, query, joint, group)
-        ]
-        if found:
-            yield from found
-            return
-
-
-def _fits(spec: BackendSpec, slot: Slot, query: PlanQuery, joint: Joint, group: Iterable[_Change]) -> bool:
-    for change in group:
-        query = replace(query, **change.query)
-        joint = joint._replace(**change.joint)
-    return match(spec, need_of(slot, query, joint))[0] is not None
-
-
-def _changes(spec: BackendSpec, slot: Slot, query: PlanQuery, joint: Joint) -> Iterator[_Change]:
-    """Every single change of a setting that a user can make and that this slot could notice."""
-    for size in dict.fromkeys(size for box in spec.caps for size in _some_pages(box.page_sizes)):
-        if size != joint.page_size:
-            yield _Change("page", f"page_size={size}", joint={"page_size": size})
-    for dtype in _DTYPES:
-        if dtype != query.dtype:
-            yield _Change("dtype", f"dtype={dtype}", query={"dtype": dtype, "kv_dtype": "auto"})
-    if query.pool_dtype != query.dtype:
-        yield _Change("kv_dtype", "kv_dtype=auto", query={"kv_dtype": "auto"})
-    if joint.graph:
-        yield _Change("graph", "cuda_graph_max_bs=0", query={"graph": False}, joint={"graph": False})
-    windows = [window for window in query.model.windows if window is not None and window < query.seq_limit]
-    if windows and slot.role == "attention":
-        yield _Change("length", f"max_seq_len_override={min(windows)}", query={"max_seq_len": min(windows)})
-
-
-def _some_pages(supported: object) -> tuple[int, ...]:
-    if isinstance(supported, MultipleOf):
-        return (supported.base,)
-    return supported.values if isinstance(supported, OneOf) else ()

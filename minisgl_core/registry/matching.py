@@ -13,6 +13,8 @@ __all__ = ["fits", "kernel_page_size", "match"]
 
 _Names = tuple[str, ...] | AnyValue
 _Ints = OneOf | MultipleOf | AnyValue | None
+_ADJUSTABLE: Final = frozenset(("dtype", "kv_dtype", "page_size", "graph", "feature"))
+"""Codes of reasons that a setting may remove; :mod:`.advice` finds out which setting does."""
 
 
 def match(spec: BackendSpec, need: Need) -> tuple[Caps | None, list[Reason]]:
@@ -49,7 +51,7 @@ def kernel_page_size(supported: _Ints, pool: int) -> int | None:
 
 def _distance(reasons: list[Reason]) -> tuple[int, int]:
     """How far away a box is: what a user cannot change (device, shapes) weighs before the number of reasons."""
-    return sum(not reason.fix for reason in reasons), len(reasons)
+    return sum(reason.code not in _ADJUSTABLE for reason in reasons), len(reasons)
 
 
 def _named(names: _Names) -> str:
@@ -93,13 +95,9 @@ def _device(box: Caps, need: Need) -> Iterator[Reason]:
 
 def _dtypes(box: Caps, need: Need) -> Iterator[Reason]:
     if need.dtype is not None and not _holds(box.dtypes, need.dtype):
-        yield Reason("dtype", "dtypes", need.dtype, _named(box.dtypes), _one_of("dtype", box.dtypes))
+        yield Reason("dtype", "dtypes", need.dtype, _named(box.dtypes))
     if need.kv_dtype is not None and not _holds(box.kv_dtypes, need.kv_dtype):
-        yield Reason("kv_dtype", "kv_dtypes", need.kv_dtype, _named(box.kv_dtypes), _one_of("kv_dtype", box.kv_dtypes))
-
-
-def _one_of(setting: str, names: _Names) -> str:
-    return f"{setting}={names[0]} would do" if isinstance(names, tuple) and names else ""
+        yield Reason("kv_dtype", "kv_dtypes", need.kv_dtype, _named(box.kv_dtypes))
 
 
 def _heads(box: Caps, need: Need) -> Iterator[Reason]:
@@ -111,13 +109,8 @@ def _heads(box: Caps, need: Need) -> Iterator[Reason]:
 
 def _pages(box: Caps, need: Need) -> Iterator[Reason]:
     if need.page_size is not None and kernel_page_size(box.page_sizes, need.page_size) is None:
-        fix = ""
-        if isinstance(box.page_sizes, MultipleOf):
-            fix = f"page_size={box.page_sizes.base} would do"
-        elif isinstance(box.page_sizes, OneOf) and box.page_sizes.values:
-            fix = f"page_size={box.page_sizes.values[0]} would do"
-        supported = _numbers(box.page_sizes)
-        yield Reason("page_size", "page_sizes", f"one that divides {need.page_size}", supported, fix)
+        wanted = f"one that divides {need.page_size}"
+        yield Reason("page_size", "page_sizes", wanted, _numbers(box.page_sizes))
     if need.kv_layout is not None and need.kv_layout not in box.kv_layouts:
         yield Reason("kv_layout", "kv_layouts", need.kv_layout, _named(box.kv_layouts))
 
@@ -129,7 +122,7 @@ def _phase(box: Caps, need: Need) -> Iterator[Reason]:
 
 def _graph(box: Caps, need: Need) -> Iterator[Reason]:
     if need.capture and box.graph == "never":
-        yield Reason("graph", "graph", "capture of decode steps", box.graph, "cuda_graph_max_bs=0 turns graphs off")
+        yield Reason("graph", "graph", "capture of decode steps", box.graph)
     if need.no_capture and box.graph != "never":
         yield Reason("graph", "graph", "a runner that never captures", box.graph)
 
@@ -137,9 +130,8 @@ def _graph(box: Caps, need: Need) -> Iterator[Reason]:
 def _features(box: Caps, need: Need) -> Iterator[Reason]:
     if isinstance(box.features, AnyValue):
         return
-    for feature, fix in need.features.items():
-        if feature not in box.features:
-            yield Reason("feature", "features", feature, _named(tuple(sorted(box.features))), fix)
+    for feature in sorted(need.features - box.features):
+        yield Reason("feature", "features", feature, _named(tuple(sorted(box.features))))
 
 
 def _lists(box: Caps, need: Need) -> Iterator[Reason]:
@@ -152,6 +144,11 @@ def _lists(box: Caps, need: Need) -> Iterator[Reason]:
             yield Reason(code, field, wanted, _named(listed))
 
 
+def _tolerance(box: Caps, need: Need) -> Iterator[Reason]:
+    if need.exact and box.tolerance:
+        yield Reason("lossy", "tolerance", "nothing lost unless it is named", f"{box.tolerance:g}")
+
+
 _CHECKS: Final[tuple[Callable[[Caps, Need], Iterator[Reason]], ...]] = (
     _device,
     _dtypes,
@@ -161,4 +158,5 @@ _CHECKS: Final[tuple[Callable[[Caps, Need], Iterator[Reason]], ...]] = (
     _graph,
     _features,
     _lists,
+    _tolerance,
 )

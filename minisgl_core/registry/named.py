@@ -1,4 +1,4 @@
-"""A name in the config is strict: what this model would never call may not be named; graphs that are off are told."""
+"""A name in the config is strict: what this model would never call may not be named."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 from minisgl_core.errors import ConfigError
 from minisgl_core.plugin_api import ROLES, Role
 
-from .last_resorts import told_last_resorts
 from .query import ANY_KEY, PlanQuery, Slot, slots_of
 from .ranking import AUTO, selects
 from .records import Registry
-from .solve import Solution
-from .stand_ins import told_stand_ins
 
-__all__ = ["Named", "check_used", "named_by", "remarks"]
+__all__ = ["Named", "check_used", "named_by"]
 
 
 class Named(NamedTuple):
@@ -77,22 +74,3 @@ def _means(named: Named, slot: Slot, registry: Registry) -> bool:
         if any(selects(name, candidate) for name in named.names)
         for box in candidate.spec.caps
     )
-
-
-def remarks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
-    """What is to be told beside this plan: a named graph runner that records nothing, slow stand-ins, last resorts."""
-    return (
-        *_idle_graph_runner(query, solution),
-        *told_stand_ins(query, solution),
-        *told_last_resorts(query, solution),
-    )
-
-
-def _idle_graph_runner(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
-    """A named graph runner records nothing where no graphs are asked for."""
-    named = any(one.role == "graph" and AUTO not in one.names for one in named_by(query.backends))
-    runner = next((verdict for slot, verdict in solution.chosen.items() if slot.role == "graph"), None)
-    if query.graph or not named or runner is None or runner.box is None or runner.box.graph == "never":
-        return ()
-    told = f"graphs are off, so graph={runner.candidate.spec.name} records nothing and runs every step eagerly"
-    return (f"{told}; cuda_graph_max_bs=N turns them on (a CPU has none unless it is set)",)

@@ -10,13 +10,21 @@ from minisgl_core.plugin_api import ROLES, Role
 
 from .guest import ProcessEndsError, as_guest
 from .imports import import_object
+from .ranking import selects
 from .records import Candidate, Registry
 
-__all__ = ["OptionsModelError", "check_options", "options_setting", "read_options"]
+__all__ = ["OptionsModelError", "check_options", "options_for", "options_setting", "read_options"]
 
 
 class OptionsModelError(Exception):
     """The plugin's model cannot be used; the message says why."""
+
+
+def options_for(candidate: Candidate, options: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The table of a backend: ``ROLE:NAME``, or ``ROLE:NAME@DIST`` where the bare name is another distribution's."""
+    role, name = candidate.spec.role, candidate.spec.name
+    own = options.get(f"{role}:{name}@{candidate.distribution}")
+    return own if own is not None else options.get(f"{role}:{candidate.typed_name}", {})
 
 
 def options_setting(role: Role, name: str) -> str:
@@ -74,9 +82,9 @@ def check_options(options: Mapping[str, Any], registry: Registry) -> None:
 
 def _owners(key: str, registry: Registry) -> list[Candidate]:
     role, _, name = key.partition(":")
-    owners = [item for known in ROLES if known == role for item in registry.candidates(known) if item.spec.name == name]
+    owners = [item for known in ROLES if known == role for item in registry.candidates(known) if selects(name, item)]
     if not owners:
-        names = {f"{item.spec.role}:{item.spec.name}" for known in ROLES for item in registry.candidates(known)}
+        names = {f"{item.spec.role}:{item.typed_name}" for known in ROLES for item in registry.candidates(known)}
         raise ConfigError(
             f'backends.options."{key}" belongs to no installed backend',
             field=f'backends.options."{key}"',

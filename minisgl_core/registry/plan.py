@@ -12,7 +12,8 @@ from typing import Any, Final, cast
 from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import FUSABLE_OPS, GraphLevel, Phase, Role
 
-from .query import Slot
+from .query import STORING_OP, Slot
+from .records import CORE
 
 __all__ = ["Bucket", "Choice", "Plan"]
 
@@ -157,6 +158,12 @@ class Plan:
                 remedy=f"it has {', '.join(sorted({bucket.slot.label for bucket in self.buckets}))}",
             )
         return max(fitting, key=_narrowness).choice
+
+    @property
+    def pool_writer(self) -> Choice:
+        """The backend that writes K and V of a pass: the core's own operation leaves it to ``kv.store``."""
+        storing = self.choice("ops", op=STORING_OP)
+        return self.choice("kv") if storing.distribution == CORE else storing
 
     def by_batch(
         self, role: Role, *, phase: Phase | None = None, shape: tuple[int, int] | None = None

@@ -11,6 +11,7 @@ from minisgl_core.plugin_api import OP_NAMES, Phase, Role
 
 __all__ = [
     "ANY_KEY",
+    "STORING_OP",
     "DeviceFacts",
     "Joint",
     "ModelFacts",
@@ -19,6 +20,7 @@ __all__ = [
     "Slot",
     "need_of",
     "rank_heads",
+    "short_windows",
     "slots_of",
     "wants_graph",
     "weight_shape",
@@ -141,6 +143,10 @@ class Joint(NamedTuple):
     page_size: int
     kv_layout: str
     graph: bool
+    writer: str | None = None
+    """The distribution that must write the pool because config names its kv backend; empty if ``auto`` chooses the kv
+    backend, None if it does not matter which one writes.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +165,16 @@ class Need:
     """Must it survive capture?"""
     no_capture: bool = False
     """Must it be a runner that never captures?"""
-    features: Mapping[str, str] = field(default_factory=dict)
-    """Needed features, each with what would make it unnecessary."""
+    features: frozenset[str] = frozenset()
     op: str | None = None
     format: str | None = None
     architecture: str | None = None
+    exact: bool = False
+    """Must it lose nothing but the rounding of the dtype?"""
 
 
-_STORING_OPS: Final = ("qk_norm_rope_store",)
-"""Operations that write the pool, so that its dtype and layout matter to them."""
+STORING_OP: Final = "qk_norm_rope_store"
+"""The operation that writes the pool, so that its dtype and layout matter to it."""
 
 
 def rank_heads(query: PlanQuery) -> tuple[int, int]:
@@ -243,9 +250,9 @@ def need_of(slot: Slot, query: PlanQuery, joint: Joint) -> Need:
             kv_layout=joint.kv_layout,
             phase=slot.phase,
             capture=capture and slot.phase == "decode",
-            features=_attention_features(query),
+            features=frozenset({"window"}) if short_windows(query) else frozenset(),
         )
-    if slot.role == "kv" or slot.op in _STORING_OPS:
+    if slot.role == "kv" or slot.op == STORING_OP:
         return Need(
             device=device,
             dtype=dtype,
@@ -268,11 +275,6 @@ def need_of(slot: Slot, query: PlanQuery, joint: Joint) -> Need:
     return Need(device=device, dtype=dtype, capture=capture, op=slot.op, format=weight_format)
 
 
-def _attention_features(query: PlanQuery) -> dict[str, str]:
-    features = {}
-    windows = [window for window in query.model.windows if window is not None and window < query.seq_limit]
-    if windows:
-        features["window"] = f"max_seq_len={min(windows)} needs none"
-    if query.pool_dtype.startswith("float8"):
-        features["fp8_kv"] = "kv_dtype=auto needs none"
-    return features
+def short_windows(query: PlanQuery) -> list[int]:
+    """The sliding windows that a sequence of this engine can outgrow, in tokens."""
+    return [window for window in query.model.windows if window is not None and window < query.seq_limit]

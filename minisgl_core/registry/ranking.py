@@ -1,11 +1,11 @@
-"""Which of several fitting backends comes first: config order, calibration, the core's table, tier, name."""
+"""Which of several fitting backends comes first: config order, incumbents, calibration, tier, name."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from packaging.utils import canonicalize_name
 
@@ -15,17 +15,19 @@ from minisgl_core.plugin_api import OP_NAMES, ROLES
 from .query import ANY_KEY, PlanQuery, Slot, weight_shape
 from .records import Candidate
 
-__all__ = ["AUTO", "Selection", "check_backends", "measured_cost", "rank_key", "selection_of", "selects"]
+__all__ = [
+    "AUTO",
+    "Rank",
+    "Selection",
+    "check_backends",
+    "measured_cost",
+    "rank_of",
+    "selection_of",
+    "selects",
+    "why_preferred",
+]
 
 AUTO: Final = "auto"
-
-_TABLE: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
-    ("attention", "cuda"): ("cuda_decode", "fa", "flashinfer"),
-    ("attention", "cpu"): ("cpu", "torch"),
-    ("graph", "cuda"): ("eager", "cuda"),
-    ("graph", "cpu"): ("eager", "emulated"),
-}
-"""The core's own order by (role, device). A runner that never captures comes first: it fits only without graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ def selects(text: str, candidate: Candidate) -> bool:
     spec = candidate.spec
     if name != spec.name or (variant and variant != spec.variant):
         return False
-    return not distribution or canonicalize_name(distribution) == canonicalize_name(candidate.distribution)
+    if not distribution:
+        return not candidate.qualified
+    return canonicalize_name(distribution) == canonicalize_name(candidate.distribution)
 
 
 def selection_of(slot: Slot, query: PlanQuery) -> Selection:
@@ -117,20 +121,57 @@ def _check_names(setting: str, value: object) -> None:
 def measured_cost(costs: Mapping[str, float], candidate: Candidate) -> float:
     """A candidate's cost by its label, ``name/variant`` or name; infinity if it was not measured."""
     spec = candidate.spec
-    for name in (candidate.label, f"{spec.name}/{spec.variant}", spec.name):
-        if name in costs:
-            return costs[name]
-    return math.inf
+    names = (candidate.label, *(() if candidate.qualified else (f"{spec.name}/{spec.variant}", spec.name)))
+    return next((costs[name] for name in names if name in costs), math.inf)
 
 
-def rank_key(slot: Slot, candidate: Candidate, selection: Selection, query: PlanQuery) -> tuple[object, ...]:
-    """Sorts the candidates of a slot, best first. Only for candidates that the selection admits."""
-    spec = candidate.spec
-    place = selection.place(candidate)
-    cost = measured_cost((query.calibration or {}).get(slot.label, {}), candidate)
+class Rank(NamedTuple):
+    """Sorts the candidates of a slot, best first; a field decides where those before it are equal."""
+
+    place: int
+    """In the config's list of names"""
+    newcomer: bool
+    """``auto`` would choose it, but its distribution is not listed, config does not name it, and it was not measured"""
+    unseeded: bool
+    """It samples, and does not keep a seed for each row"""
+    cost: float
+    """As ``minisgl calibrate`` measured it; infinity if it did not"""
+    tier: int
+    name: str
+    distribution: str
+    order: int
+    """In what the plugin returned"""
+
+
+def rank_of(slot: Slot, candidate: Candidate, selection: Selection, query: PlanQuery) -> Rank:
+    """The rank of a candidate that the selection admits. Variants of a name that config gives keep their plugin's order
+    and nothing else counts.
+    """
+    spec, place = candidate.spec, selection.place(candidate) or 0
     if selection.names_it(candidate):
-        return place, candidate.index
-    table = _TABLE.get((slot.role, query.device.kind), ())
-    listed = table.index(spec.name) if spec.name in table else len(table)
+        return Rank(place, False, False, math.inf, 0, "", "", candidate.index)
+    cost = measured_cost((query.calibration or {}).get(slot.label, {}), candidate)
+    allowed = canonicalize_name(candidate.distribution) in map(canonicalize_name, query.allow or ())
     unseeded = slot.op == "sample" and not any(box.per_row_seed for box in spec.caps)
-    return place, unseeded, cost, listed, spec.tier, spec.name, candidate.distribution, candidate.index
+    newcomer = not (candidate.incumbent or allowed or cost < math.inf)
+    return Rank(place, newcomer, unseeded, cost, spec.tier, spec.name, candidate.distribution, candidate.index)
+
+
+def why_preferred(winner: Candidate, best: Rank, loser: Candidate, rank: Rank) -> str:
+    """Why a candidate that fits lost to the one that was chosen: ``X is preferred because ...``."""
+    other = loser.label
+    why = {
+        "place": "config lists it first",
+        "newcomer": f"auto takes a backend of {loser.distribution} only where nothing else fits, "
+        "unless config names it or `minisgl calibrate` measures it",
+        "unseeded": f"it keeps a seed for each row, and {other} does not",
+        "cost": f"it was measured here, and {other} was not"
+        if rank.cost == math.inf
+        else f"it was measured to be faster here ({best.cost:.3g} against {rank.cost:.3g}, 1 = the fastest)",
+        "tier": f"its tier is {best.tier}, that of {other} is {rank.tier}, and the lowest comes first",
+        "name": "its tier is the same and its name comes first",
+        "distribution": "its tier is the same and its distribution comes first",
+        "order": "its plugin lists it first",
+    }
+    deciding = next((field for field, a, b in zip(Rank._fields, best, rank, strict=True) if a != b), "order")
+    return f"{winner.label} is preferred because {why[deciding]}"

@@ -14,8 +14,9 @@ from minisgl_core.errors import ConfigError, nearest
 from minisgl_core.plugin_api import BackendSpec, Role
 
 from .guest import ProcessEndsError, as_guest
+from .index import is_listed
 
-__all__ = ["CORE", "Candidate", "Note", "PluginRecord", "Registry", "told_exclusions"]
+__all__ = ["CORE", "Candidate", "Note", "PluginRecord", "Registry", "exclusion_lines"]
 
 CORE: Final = "minisgl-core"
 """The distribution of the core and of its built-in backends."""
@@ -31,6 +32,18 @@ class Candidate:
     distribution: str
     version: str
     index: int = 0
+    qualified: bool = False
+    """Does its bare name belong to an incumbent, so that only ``name@distribution`` means this one?"""
+
+    @property
+    def incumbent(self) -> bool:
+        """Does it come from a distribution of the shipped index?"""
+        return is_listed(self.distribution)
+
+    @property
+    def typed_name(self) -> str:
+        """The shortest name that means it, without the variant: such as ``fa``, or ``fa@some-dist``."""
+        return f"{self.spec.name}@{self.distribution}" if self.qualified else self.spec.name
 
     @property
     def label(self) -> str:
@@ -103,7 +116,18 @@ class Registry:
     def candidates(self, role: Role) -> tuple[Candidate, ...]:
         """Every backend on offer for a role, in a fixed order that does not depend on installation."""
         found = [item for plugin in self.plugins for item in plugin.candidates if item.spec.role == role]
-        return tuple(sorted(found, key=lambda item: (item.spec.name, item.distribution, item.index)))
+        owned = {item.spec.name for item in found if item.incumbent}
+        named = (replace(item, qualified=item.spec.name in owned and not item.incumbent) for item in found)
+        return tuple(sorted(named, key=lambda item: (item.spec.name, item.distribution, item.index)))
+
+    def without_requirements(self, candidate: Candidate) -> Registry:
+        """As if everything that a candidate requires were installed."""
+
+        def met(item: Candidate) -> Candidate:
+            return replace(item, spec=replace(item.spec, requires=())) if item.key == candidate.key else item
+
+        plugins = (replace(plugin, candidates=tuple(map(met, plugin.candidates))) for plugin in self.plugins)
+        return Registry(tuple(plugins), self.notes, self.manager)
 
     def failures(self) -> tuple[PluginRecord, ...]:
         """The plugins that could not be loaded."""
@@ -143,7 +167,7 @@ class Registry:
                 logger.exception("the plan observer of plugin %s failed", name)
 
 
-def told_exclusions(excluded: Mapping[str, str]) -> tuple[str, ...]:
+def exclusion_lines(excluded: Mapping[str, str]) -> tuple[str, ...]:
     """:meth:`Registry.excluded` for people, a text for each list."""
     lists: dict[str, list[str]] = {}
     for distribution, name in excluded.items():

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from minisgl_core.errors import BackendError, UsageError, nearest
 from minisgl_core.plugin_api import Reason, Role
 
+from .advice import Adviser
+from .index import brings, serving
 from .query import PlanQuery, Slot
-from .records import Registry, told_exclusions
-from .solve import Field, Solution
+from .records import Registry, exclusion_lines
+from .requirements import Environment
+from .solve import Field, Solution, Verdict
 
 __all__ = ["SEE_EXPLAIN", "UnknownBackendError", "refusal", "unknown_backend"]
 
 SEE_EXPLAIN: Final = "`minisgl explain` shows every candidate and what would allow it"
 """The remedy where there is no better one; ``explain`` itself leaves it out."""
-_CPU_SIM: Final = "minisgl-cpu-sim"
-_WHERE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "cpu": dict.fromkeys(("attention", "kv", "graph", "moe"), (_CPU_SIM,)),
-    "cuda": {
-        "kv": ("minisgl-cuda",),
-        "attention": ("minisgl-flashinfer", "minisgl-fa"),
-        "graph": ("minisgl-cuda",),
-        "moe": ("minisgl-moe",),
-    },
-}
-"""Which of this project's distributions serve a role on a device."""
-
-_NAMES: Final[Mapping[str, str]] = {
-    "flashinfer": "minisgl-flashinfer",
-    "fa": "minisgl-fa",
-    "cuda": "minisgl-cuda",
-    "triton": "minisgl-moe",
-    "cpu": _CPU_SIM,
-    "torch": _CPU_SIM,
-    "emulated": _CPU_SIM,
-}
-"""Which of them brings a well-known backend name."""
 
 
 class UnknownBackendError(BackendError, UsageError):
@@ -54,11 +36,11 @@ def unknown_backend(role: Role, text: str, device_kind: str, registry: Registry)
     failed = [f"{plugin.distribution} ({plugin.failure})" for plugin in registry.failures()]
     if failed:
         parts.append(f"failed to load: {', '.join(failed)}")
-    parts.extend(told_exclusions(registry.excluded()))
+    parts.extend(exclusion_lines(registry.excluded()))
     parts.extend(f"{note.distribution}: {note.text}" for note in registry.notes)
     remedy = nearest(text, known)
     if not remedy:
-        packages = (_NAMES[name],) if name in _NAMES else _WHERE[device_kind].get(role, ())
+        packages = brings(name) or serving(device_kind, role)
         remedy = _pip(packages, registry) or "`minisgl plugins` lists what is installed"
     return UnknownBackendError(
         f"no plugin offers the {role} backend {text!r} ({'; '.join(parts)})",
@@ -68,29 +50,78 @@ def unknown_backend(role: Role, text: str, device_kind: str, registry: Registry)
     )
 
 
-def refusal(query: PlanQuery, solution: Solution, registry: Registry) -> BackendError:
-    """The error for a query without a solution: its smallest conflict, with the reasons of each candidate."""
+def refusal(query: PlanQuery, solution: Solution, registry: Registry, environment: Environment | None) -> BackendError:
+    """The error for a query without a solution: its smallest conflict, and below it the reasons of each candidate with
+    what would allow it.
+    """
     fields = [field for field in solution.fields if field.slot in solution.conflict]
     if _is_unsupported(fields, query, solution):
         return _unsupported_architecture(fields[0], query)
+    message = _headline(fields, query)
+    absent, named = _absent_plugins(fields, query, solution, registry), _named(fields, query, solution, registry)
+    if absent:
+        message = f"no plugin for {query.device.kind} is installed: pip install {' '.join(absent)}; {message}"
+    failed = [f"plugin {plugin.distribution} failed to load: {plugin.failure}" for plugin in registry.failures()]
+    adviser = Adviser(query, solution, registry, environment)
+    details = [*_details(fields, adviser), *failed, *exclusion_lines(registry.excluded())]
+    if named is not None and not absent:
+        details.insert(0, f"{message}; no other was considered")
+        message = named.message
+    return BackendError(
+        message,
+        field=fields[0].slot.label,
+        value=fields[0].selection.names or None,
+        remedy="" if absent else named.remedy if named else _remedy(query, fields, registry),
+        details=details,
+    )
+
+
+def _headline(fields: Sequence[Field], query: PlanQuery) -> str:
     labels = " and ".join(field.slot.label for field in fields)
     what = f"{query.model.architecture} in {query.dtype} on {query.device}"
     if len(fields) > 1:
-        head = f"no page size, KV layout and graph level serve {labels} together for {what}"
-        texts = [f"{field.slot.label}: {_reasons(field, query, solution)}" for field in fields]
-    else:
-        head = f"no backend for {labels} ({what})"
-        texts = [_reasons(field, query, solution) for field in fields]
-    absent = _absent_plugins(fields, query, solution, registry)
-    if absent:
-        head = f"no plugin for {query.device.kind} is installed: pip install {' '.join(absent)}; {head}"
-    failed = [f"plugin {plugin.distribution} failed to load: {plugin.failure}" for plugin in registry.failures()]
-    return BackendError(
-        f"{head}: {'; '.join([*texts, *failed, *told_exclusions(registry.excluded())])}",
-        field=fields[0].slot.label,
-        value=fields[0].selection.names or None,
-        remedy="" if absent else _remedy(query, fields, registry),
-    )
+        return f"no page size, KV layout and graph level serve {labels} together for {what}"
+    return f"no backend for {labels} ({what})"
+
+
+class _NamedInVain(NamedTuple):
+    message: str
+    remedy: str
+
+
+def _named(fields: Sequence[Field], query: PlanQuery, solution: Solution, registry: Registry) -> _NamedInVain | None:
+    """What to say first where config names the backends of a slot, so that no other was considered."""
+    field = next((field for field in fields if not field.selection.auto), None)
+    if field is None:
+        return None
+    names, role = field.selection.names, field.slot.role
+    others = [
+        {item.candidate.typed_name: None for item in other.outsiders(query, solution.joint) if not item.reasons}
+        for other in solution.fields
+        if other.slot.role == role and other.selection == field.selection
+    ]
+    shared = [name for name in others[0] if all(name in names for names in others)]
+    use = f", or use {' or '.join(shared)}" if shared else ""
+    message = f"you named {', '.join(names)} for {role}; it {_lack(field.verdicts(query, solution.joint))}"
+    return _NamedInVain(message, f"leave it out{use}" if use else _remedy(query, fields, registry))
+
+
+def _lack(verdicts: Sequence[Verdict]) -> str:
+    """What all of these lack, else what the nearest one does."""
+    nearest = min(verdicts, key=lambda verdict: len(verdict.reasons))
+    shared = [
+        reason
+        for reason in nearest.reasons
+        if all(any(other.code == reason.code for other in verdict.reasons) for verdict in verdicts)
+    ]
+    reason = next(iter(shared or nearest.reasons), None)
+    if reason is None:
+        return "does not go with the rest of the plan"
+    if reason.code == "requires":
+        return f"needs {reason.wanted.replace('import:', 'the module ').replace('exec:', 'the program ')}"
+    if reason.code in ("device", "sm"):
+        return f"needs {reason.supported.upper() if reason.code == 'device' else reason.supported}"
+    return f"does not fit ({replace(reason, fix='')})"
 
 
 def _is_unsupported(fields: Sequence[Field], query: PlanQuery, solution: Solution) -> bool:
@@ -103,7 +134,7 @@ def _is_unsupported(fields: Sequence[Field], query: PlanQuery, solution: Solutio
 
 def _unsupported_architecture(field: Field, query: PlanQuery) -> BackendError:
     name = query.model.architecture
-    known = {known for candidate, _ in field.ranked for box in candidate.spec.caps for known in box.architectures}
+    known = {known for item in field.ranked for box in item.candidate.spec.caps for known in box.architectures}
     return BackendError(
         f"unsupported architecture {name!r}; known: {', '.join(sorted(known)) or 'none'}",
         field="architectures",
@@ -115,13 +146,13 @@ def _absent_plugins(
     fields: Sequence[Field], query: PlanQuery, solution: Solution, registry: Registry
 ) -> tuple[str, ...]:
     """This project's plugins for the device, if none of them is here and nothing else is meant for that device."""
-    served = _WHERE[query.device.kind]
+    kind = query.device.kind
     roles = {field.slot.role for field in solution.fields}
-    packages = tuple(dict.fromkeys(name for role, names in served.items() if role in roles for name in names))
+    packages = serving(kind, *roles)
     if not {plugin.distribution for plugin in registry.plugins}.isdisjoint(packages):
         return ()
     lacking = any(
-        field.slot.role in served
+        serving(kind, field.slot.role)
         and all(
             any(reason.code in ("device", "stand_in") for reason in verdict.reasons)
             for verdict in field.verdicts(query, solution.joint)
@@ -131,19 +162,23 @@ def _absent_plugins(
     return packages if lacking else ()
 
 
-def _reasons(field: Field, query: PlanQuery, solution: Solution) -> str:
-    verdicts = field.verdicts(query, solution.joint)
-    if not verdicts:
-        return "none is installed"
-    return "; ".join(
-        f"{verdict.candidate.label}: {', '.join(map(str, verdict.reasons)) or 'fits alone'}" for verdict in verdicts
-    )
+def _details(fields: Sequence[Field], adviser: Adviser) -> Iterator[str]:
+    """A line for each candidate."""
+    for field in fields:
+        verdicts = field.verdicts(adviser.query, adviser.solution.joint)
+        head = f"{field.slot.label}: " if len(fields) > 1 else ""
+        if not verdicts:
+            yield f"{head}none is installed"
+        for verdict in verdicts:
+            why = ", ".join(map(str, verdict.reasons)) or "fits alone"
+            advice = " or ".join(text for text in adviser.would_allow(field.slot, verdict) if text not in why)
+            yield f"{head}{verdict.candidate.label}: {why}{f' ({advice} would do)' if advice else ''}"
 
 
 def _remedy(query: PlanQuery, fields: Iterable[Field], registry: Registry) -> str:
     for field in fields:
-        kept_out = not registry.excluded().keys().isdisjoint(_WHERE[query.device.kind].get(field.slot.role, ()))
-        if kept_out or all(_needs_install(reasons) for _, reasons in field.ranked):
+        kept_out = not registry.excluded().keys().isdisjoint(serving(query.device.kind, field.slot.role))
+        if kept_out or all(_needs_install(item.static) for item in field.ranked):
             return _install_for(field.slot, query, registry)
     return SEE_EXPLAIN
 
@@ -153,7 +188,7 @@ def _needs_install(reasons: Iterable[Reason]) -> bool:
 
 
 def _install_for(slot: Slot, query: PlanQuery, registry: Registry) -> str:
-    packages = _WHERE[query.device.kind].get(slot.role, ())
+    packages = serving(query.device.kind, slot.role)
     if slot.role == "models":
         return f"install a plugin with a model for {query.model.architecture}, or use a model of a known architecture"
     return _pip(packages, registry) or SEE_EXPLAIN

@@ -15,18 +15,28 @@ from minisgl_core.plugin_api import Reason, Role
 from .checks import run_checks
 from .loader import discover
 from .matching import kernel_page_size
-from .named import check_used, named_by, remarks
-from .options import check_options
+from .named import check_used, named_by
+from .options import check_options, options_for
 from .plan import Bucket, Choice, Plan
 from .probe import ProbeRequest, run_probes
 from .query import Joint, PlanQuery, Slot, rank_heads
 from .ranking import AUTO, check_backends, selects
 from .records import Candidate, PluginRecord, Registry
 from .refusal import refusal, unknown_backend
+from .remarks import remarks
 from .requirements import Environment, Installed
 from .solve import Solution, Verdict, solve
 
-__all__ = ["Prober", "check_choice", "check_query", "choice_of", "plan_of", "probe_request", "resolve_plan", "settle"]
+__all__ = [
+    "Prober",
+    "check_choice",
+    "check_query",
+    "choice_of",
+    "plan_of",
+    "probe_request",
+    "resolve_loop",
+    "resolve_plan",
+]
 
 Prober = Callable[[Sequence[ProbeRequest]], Mapping[str, Reason]]
 """Runs probes; returns the refusals by :attr:`ProbeRequest.key`."""
@@ -49,12 +59,13 @@ def resolve_plan(
     if registry is None:
         registry = discover(allow=query.allow, deny=query.deny)
     registry = registry.restricted(query.allow, query.deny)
+    environment = environment or Installed()
     check_query(query, registry)
     for plugin in registry.failures():
         logger.warning("plugin %s is not used: %s", plugin.distribution, plugin.failure)
-    solution = settle(query, registry, environment or Installed(), prober or run_probes)
+    solution = resolve_loop(query, registry, environment, prober or run_probes)
     if solution.conflict:
-        raise refusal(query, solution, registry)
+        raise refusal(query, solution, registry, environment)
     plan = plan_of(query, solution)
     for line in (*plan.fallbacks, *remarks(query, solution)):
         logger.warning("%s", line)
@@ -62,7 +73,9 @@ def resolve_plan(
     return plan
 
 
-def settle(query: PlanQuery, registry: Registry, environment: Environment | None, prober: Prober | None) -> Solution:
+def resolve_loop(
+    query: PlanQuery, registry: Registry, environment: Environment | None, prober: Prober | None
+) -> Solution:
     """Solve, strike what its own check or probe refuses, and solve again. It may end in a conflict.
 
     Without an environment (the device is not here) nothing is checked, without a prober nothing is probed.
@@ -149,7 +162,7 @@ def choice_of(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice
         version=candidate.version,
         factory=spec.factory,
         options_model=spec.options,
-        options=query.options.get(f"{spec.role}:{spec.name}", {}),
+        options=options_for(candidate, query.options),
         ops=tuple(box.ops),
         page_size=kernel_page_size(box.page_sizes, pool_page_size),
         host_plan=tuple(box.host_plan),

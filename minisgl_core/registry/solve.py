@@ -9,18 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, OneOf, Reason
 
 from .matching import fits, match
-from .query import Joint, PlanQuery, Slot, need_of, slots_of
-from .ranking import Selection, measured_cost, rank_key, selection_of
-from .records import Candidate, Registry
+from .query import STORING_OP, Joint, PlanQuery, Slot, need_of, slots_of
+from .ranking import AUTO, Rank, Selection, measured_cost, rank_of, selection_of
+from .records import CORE, Candidate, Registry
 from .requirements import Environment, check_requirements
 
-__all__ = ["Field", "Solution", "Struck", "Verdict", "fields_of", "joint_domain", "solve", "verdicts_of"]
+__all__ = ["Field", "Ranked", "Solution", "Struck", "Verdict", "fields_of", "joint_domain", "solve", "verdicts_of"]
 
 Struck = Mapping[str, Reason]
 """Candidates refused by their own probe, by :attr:`Candidate.key`."""
@@ -39,41 +39,66 @@ class Verdict:
     reasons: tuple[Reason, ...]
 
 
+class Ranked(NamedTuple):
+    """A candidate of one slot, its rank, and the reasons that no joint value can remove."""
+
+    candidate: Candidate
+    rank: Rank
+    static: tuple[Reason, ...]
+
+
 @dataclass(frozen=True)
 class Field:
-    """The candidates of one slot, best first, with the reasons that hold whatever the joint values are."""
+    """The candidates of one slot, best first."""
 
     slot: Slot
     selection: Selection
-    ranked: tuple[tuple[Candidate, tuple[Reason, ...]], ...]
-    outside: tuple[tuple[Candidate, tuple[Reason, ...]], ...] = ()
+    ranked: tuple[Ranked, ...]
+    outside: tuple[Ranked, ...] = ()
     """Candidates that the config's explicit names exclude."""
 
     def verdicts(self, query: PlanQuery, joint: Joint) -> list[Verdict]:
         """Every admitted candidate judged, best first."""
-        return self._judge(self.ranked, query, joint)
+        return [self._judge(item, self.selection, query, joint) for item in self.ranked]
+
+    def outsiders(self, query: PlanQuery, joint: Joint) -> list[Verdict]:
+        """The candidates that the config's names exclude, judged as if they were named."""
+        return [self._judge(item, _named(item.candidate), query, joint) for item in self.outside]
 
     def first_fit(self, query: PlanQuery, joint: Joint) -> int | None:
         """The place of the best candidate that fits, among :meth:`verdicts`."""
         need = need_of(self.slot, query, joint)
-        fitting = (
-            place for place, (item, standing) in enumerate(self.ranked) if not standing and fits(item.spec, need)
-        )
-        return next(fitting, None)
+        exact = replace(need, exact=True)
+        for place, (candidate, _, static) in enumerate(self.ranked):
+            named = self.selection.names_it(candidate)
+            if static or self._bypasses(candidate, joint) or self._is_not_writer(candidate, joint):
+                continue
+            if fits(candidate.spec, need if named else exact):
+                return place
+        return None
 
-    def outsiders(self, query: PlanQuery, joint: Joint) -> list[Verdict]:
-        """The candidates that the config's names exclude, judged as if they were admitted."""
-        return self._judge(self.outside, query, joint)
-
-    def _judge(
-        self, candidates: Iterable[tuple[Candidate, tuple[Reason, ...]]], query: PlanQuery, joint: Joint
-    ) -> list[Verdict]:
+    def _judge(self, item: Ranked, selection: Selection, query: PlanQuery, joint: Joint) -> Verdict:
+        candidate, _, static = item
         need = need_of(self.slot, query, joint)
-        judged = []
-        for candidate, standing in candidates:
-            box, reasons = match(candidate.spec, need)
-            judged.append(Verdict(candidate, None if standing else box, (*standing, *reasons)))
-        return judged
+        box, reasons = match(candidate.spec, replace(need, exact=not selection.names_it(candidate)))
+        if self._bypasses(candidate, joint):
+            wanted, found = f"one that stores through {joint.writer}'s kv backend", "it writes the pool itself"
+            static = (*static, Reason("writer", "kv", wanted, found))
+        return Verdict(candidate, None if static else box, (*static, *reasons))
+
+    def _bypasses(self, candidate: Candidate, joint: Joint) -> bool:
+        """Would it write the pool although config names a kv backend of another distribution for that?"""
+        return bool(self.slot.op == STORING_OP and joint.writer and candidate.distribution not in (joint.writer, CORE))
+
+    def _is_not_writer(self, candidate: Candidate, joint: Joint) -> bool:
+        """Is it a kv backend other than the one that these joint values are about?"""
+        if self.slot.role != "kv" or joint.writer is None:
+            return False
+        return joint.writer != (candidate.distribution if self.selection.names_it(candidate) else "")
+
+
+def _named(candidate: Candidate) -> Selection:
+    return Selection((f"{candidate.spec.name}@{candidate.distribution}",))
 
 
 @dataclass(frozen=True)
@@ -84,6 +109,7 @@ class Solution:
     chosen: Mapping[Slot, Verdict]
     fields: tuple[Field, ...]
     conflict: tuple[Slot, ...] = ()
+    struck: Struck = field(default_factory=dict)
 
     def by_batch(self, query: PlanQuery) -> dict[Slot, list[tuple[int | None, Verdict]]]:
         """The chosen backend of every slot as (largest number of rows, verdict), the last without one.
@@ -118,77 +144,88 @@ class Solution:
 def solve(
     query: PlanQuery, registry: Registry, environment: Environment | None, struck: Struck | None = None
 ) -> Solution:
-    """Find the best solution; ``conflict`` of the result names the smallest set of slots that has none."""
-    fields = fields_of(query, registry, environment, struck or {})
+    """Find the best solution; ``conflict`` of the result names the smallest set of slots that has none.
+
+    The best one needs the fewest newcomers: installing another distribution changes nothing where none is needed.
+    """
+    struck = struck or {}
+    fields = fields_of(query, registry, environment, struck)
     table = {joint: [field.first_fit(query, joint) for field in fields] for joint in joint_domain(query, fields)}
-    solved = {joint: places for joint, places in table.items() if None not in places}
+    solved = {joint: _places(places) for joint, places in table.items() if None not in places}
     if not solved:
         conflict = _smallest_conflict(list(table.values()))
         joint = _nearest_joint(table, conflict)
-        return Solution(joint, {}, fields, tuple(fields[index].slot for index in conflict))
+        return Solution(joint, {}, fields, tuple(fields[index].slot for index in conflict), struck)
+
+    def newcomers(joint: Joint) -> int:
+        return sum(field.ranked[place].rank.newcomer for field, place in zip(fields, solved[joint], strict=True))
+
     # joint_domain lists the preferred values first and min() keeps the first of equals
-    best = min(solved, key=lambda joint: (query.graph and not joint.graph, solved[joint]))
-    chosen = {
-        field.slot: field.verdicts(query, best)[place]
-        for field, place in zip(fields, solved[best], strict=True)
-        if place is not None
-    }
-    return Solution(best, chosen, fields)
+    best = min(solved, key=lambda joint: (query.graph and not joint.graph, newcomers(joint), solved[joint]))
+    places = zip(fields, solved[best], strict=True)
+    chosen = {field.slot: field.verdicts(query, best)[place] for field, place in places}
+    return Solution(best, chosen, fields, (), struck)
+
+
+def _places(found: Iterable[int | None]) -> list[int]:
+    return [place for place in found if place is not None]
 
 
 def fields_of(
     query: PlanQuery, registry: Registry, environment: Environment | None, struck: Struck
 ) -> tuple[Field, ...]:
-    """The candidates of every slot, ranked, with their standing reasons."""
-    facts = _Standing(query, environment, struck)
-    return tuple(_field(slot, registry.candidates(slot.role), facts) for slot in slots_of(query))
+    """The candidates of every slot, ranked, with their static reasons."""
+    static = _StaticReasons(query, environment, struck)
+    return tuple(field_of(slot, query, registry.candidates(slot.role), static) for slot in slots_of(query))
 
 
-def _field(slot: Slot, candidates: Sequence[Candidate], facts: _Standing) -> Field:
-    selection = _narrow(slot, facts.query, candidates)
-    admitted = [item for item in candidates if selection.place(item) is not None]
-    admitted.sort(key=lambda item: rank_key(slot, item, selection, facts.query))
-    outside = [item for item in candidates if selection.place(item) is None]
+def field_of(slot: Slot, query: PlanQuery, candidates: Sequence[Candidate], static: _StaticReasons) -> Field:
+    """One slot's candidates: those that the config admits, and the others."""
+    selection = _narrow(slot, query, candidates)
     owners: dict[str, set[str]] = {}
     for item in candidates:
-        owners.setdefault(item.spec.name, set()).add(item.distribution)
+        if not item.qualified:
+            owners.setdefault(item.spec.name, set()).add(item.distribution)
 
-    def judged(items: Iterable[Candidate], by: Selection) -> tuple[tuple[Candidate, tuple[Reason, ...]], ...]:
-        return tuple((item, facts.reasons(item, by, owners[item.spec.name])) for item in items)
+    def ranked(item: Candidate, by: Selection) -> Ranked:
+        return Ranked(item, rank_of(slot, item, by, query), static.of(item, by, owners.get(item.spec.name, ())))
 
-    return Field(slot, selection, judged(admitted, selection), judged(outside, Selection()))
+    admitted = [ranked(item, selection) for item in candidates if selection.place(item) is not None]
+    outside = [ranked(item, _named(item)) for item in candidates if selection.place(item) is None]
+    return Field(slot, selection, tuple(sorted(admitted, key=lambda item: item.rank)), tuple(outside))
 
 
 def _narrow(slot: Slot, query: PlanQuery, candidates: Sequence[Candidate]) -> Selection:
-    """A backend named for all operations serves those that it offers; the others stay ``auto``."""
+    """A backend named for all operations serves those that it offers; the others stay ``auto``. Where config names the
+    kv backend too, that one writes the pool, unless the storing operation itself is named.
+    """
     selection, value = selection_of(slot, query), query.backends.get("ops")
     if slot.op is None or selection.auto or (isinstance(value, Mapping) and slot.op in value):
         return selection
     offers = any(selection.names_it(item) and any(slot.op in box.ops for box in item.spec.caps) for item in candidates)
+    if slot.op == STORING_OP and offers and not selection_of(Slot("kv"), query).auto:
+        return Selection((*selection.names, AUTO))
     return selection if offers else Selection()
 
 
-class _Standing:
+class _StaticReasons:
     """The reasons that no joint value can remove."""
 
     def __init__(self, query: PlanQuery, environment: Environment | None, struck: Struck) -> None:
-        self.query = query
-        self._environment = environment
-        self._struck = struck
+        self._on_cuda = query.device.kind == "cuda"
+        self._environment, self._struck = environment, struck
         self._unmet: dict[str, list[Reason]] = {}
 
-    def reasons(self, candidate: Candidate, selection: Selection, owners: Collection[str]) -> tuple[Reason, ...]:
-        """Unmet requirements, a name that two distributions use, a stand-in nobody named, a failed probe."""
+    def of(self, candidate: Candidate, selection: Selection, owners: Collection[str]) -> tuple[Reason, ...]:
+        """Unmet requirements, a name that two distributions use, a stand-in that is not named, a failed probe."""
         spec, key = candidate.spec, candidate.key
         if key not in self._unmet:
             self._unmet[key] = check_requirements(spec, self._environment)
         reasons = list(self._unmet[key])
-        if len(owners) > 1 and not selection.pins_distribution(candidate):
-            fix = f"backends.{spec.role}={spec.name}@{candidate.distribution}"
-            reasons.append(Reason("clash", "name", "one distribution with this name", ", ".join(sorted(owners)), fix))
-        if spec.stand_in and self.query.device.kind == "cuda" and not selection.names_it(candidate):
-            fix = f"backends.{spec.role}={spec.name}"
-            reasons.append(Reason("stand_in", "stand_in", "a kernel for CUDA", "a stand-in, only if named", fix))
+        if len(owners) > 1 and not candidate.qualified and not selection.pins_distribution(candidate):
+            reasons.append(Reason("clash", "name", "one distribution with this name", ", ".join(sorted(owners))))
+        if spec.stand_in and self._on_cuda and not selection.names_it(candidate):
+            reasons.append(Reason("stand_in", "stand_in", "a kernel for CUDA", "a stand-in, only if named"))
         if key in self._struck:
             reasons.append(self._struck[key])
         return tuple(reasons)
@@ -198,22 +235,41 @@ def verdicts_of(
     slot: Slot, selection: Selection, query: PlanQuery, joint: Joint, registry: Registry, environment: Environment
 ) -> list[Verdict]:
     """The backends that a selection admits to a slot, judged at these joint values; its own names aside."""
+    static = _StaticReasons(query, environment, {})
     admitted = [item for item in registry.candidates(slot.role) if selection.place(item) is not None]
     owners = {item.distribution for item in admitted}
-    standing = _Standing(query, environment, {})
-    ranked = tuple((item, standing.reasons(item, selection, owners)) for item in admitted)
-    return Field(slot, selection, ranked).verdicts(query, joint)
+    ranked = [
+        Ranked(item, rank_of(slot, item, selection, query), static.of(item, selection, owners)) for item in admitted
+    ]
+    return Field(slot, selection, tuple(ranked)).verdicts(query, joint)
 
 
 def joint_domain(query: PlanQuery, fields: Sequence[Field]) -> list[Joint]:
     """Every assignment of the joint values, the preferred ones first."""
-    specs = [candidate.spec for field in fields for candidate, _ in field.ranked]
+    specs = [item.candidate.spec for field in fields for item in field.ranked]
     pages = [query.page_size] if query.page_size != "auto" else _page_sizes(specs)
     layouts = _layouts(query, fields)
     runners = next((field for field in fields if field.slot.role == "graph"), None)
     named_runner = runners is not None and bool(runners.selection.names)
     graphs = [True, False] if query.graph and named_runner else [query.graph]
-    return [Joint(page, layout, graph) for graph in graphs for layout in layouts for page in pages]
+    some = itertools.product(_writers(query, fields), graphs, layouts, pages)
+    return [Joint(page, layout, graph, writer) for writer, graph, layout, page in some]
+
+
+def _writers(query: PlanQuery, fields: Sequence[Field]) -> list[str | None]:
+    """The distributions of the kv backends that config names, each of which would have to write the pool. None has to
+    where the config also names the operation that stores.
+    """
+    by_op = query.backends.get("ops")
+    if isinstance(by_op, Mapping) and by_op.get(STORING_OP, AUTO) != AUTO:
+        return [None]
+    found = [
+        item.candidate.distribution if field.selection.names_it(item.candidate) else ""
+        for field in fields
+        if field.slot.role == "kv"
+        for item in field.ranked
+    ]
+    return list(dict.fromkeys(found)) or [None]
 
 
 def _page_sizes(specs: Sequence[BackendSpec]) -> list[int]:
@@ -233,8 +289,8 @@ def _page_sizes(specs: Sequence[BackendSpec]) -> list[int]:
 
 def _layouts(query: PlanQuery, fields: Sequence[Field]) -> list[str]:
     """The pool layouts that the engine can allocate, in the order of the best-ranked attention backend's preference."""
-    first = next((field.ranked[0][0].spec for field in fields if field.slot.role == "attention" and field.ranked), None)
-    preferred = [layout for box in first.caps for layout in box.kv_layouts] if first is not None else []
+    first = next((field.ranked[0] for field in fields if field.slot.role == "attention" and field.ranked), None)
+    preferred = [layout for box in first.candidate.spec.caps for layout in box.kv_layouts] if first is not None else []
     return list(dict.fromkeys([*(layout for layout in preferred if layout in query.kv_layouts), *query.kv_layouts]))
 
 

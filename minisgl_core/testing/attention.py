@@ -59,11 +59,11 @@ class AttentionCheck(Check):
     seed: int = 0
 
     def need(self, fixture: DeviceFixture) -> Need:
-        features = {}
+        features = set[str]()
         if any(facts.window is not None for facts in self.layers):
-            features["window"] = "a shorter max_seq_len needs none"
+            features.add("window")
         if any(facts.softcap is not None for facts in self.layers):
-            features["softcap"] = ""
+            features.add("softcap")
         return Need(
             device=fixture.facts,
             dtype=self.dtype,
@@ -74,7 +74,7 @@ class AttentionCheck(Check):
             kv_layout="NHD",
             phase=self.phase,
             capture=self.is_replay,
-            features=features,
+            features=frozenset(features),
         )
 
     def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:

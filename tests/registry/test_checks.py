@@ -76,7 +76,9 @@ def test_a_name_stays_strict_and_a_list_says_what_it_took(
     asked: Any, resolve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked.says = CannotRun(REFUSAL)
-    with pytest.raises(BackendError, match=r"no backend for kv .*fast@plugin: compiler: wanted one, supported none"):
+    with pytest.raises(
+        BackendError, match=r"(?s)no backend for kv .*fast@plugin: compiler: wanted one, supported none"
+    ):
         resolve(backends={"kv": "fast"})
     with caplog.at_level(logging.WARNING, "minisgl"):
         plan = resolve(backends={"attention": ["fast", "slow"], "kv": "slow"})

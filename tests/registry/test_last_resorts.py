@@ -1,10 +1,9 @@
-"""Backends of the last tier: served unasked only where nothing else fits, and then told by explain and at the start."""
+"""Newcomers: served unnamed only where no incumbent fits, and then explain and the start both say so."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ import pytest
 from minisgl_core.plugin_api import OneOf
 from minisgl_core.registry import DeviceFacts, PlanQuery
 from minisgl_core.registry.explain import explain
-from minisgl_core.registry.last_resorts import LAST_TIER
-from minisgl_core.scaffold import SCAFFOLDED_ROLES, write_distribution
 
 CPU = DeviceFacts("cpu")
 BOTH = "attention.decode, attention.prefill"
@@ -23,10 +20,11 @@ WIDE = "head_dims: wanted 128, supported 256"
 
 @pytest.fixture
 def tell(world: Any, make_spec: Any, make_model: Any, resolve: Any, caplog: pytest.LogCaptureFixture) -> Any:
-    """``tell(*specs, **query fields)``: what a start and explain both say with these, beside a last resort and kv."""
+    """``tell(*specs, **query fields)``: what a start and explain both say with these, with a newcomer and an incumbent kv."""
 
     def run(*others: Any, **fields: Any) -> list[str]:
-        world.plugin("p", make_spec("attention", "last", tier=LAST_TIER), make_spec("kv", "k"), *others)
+        world.plugin("p", make_spec("attention", "last", tier=0))
+        world.plugin("minisgl-cuda", make_spec("kv", "k"), *others)
         with caplog.at_level(logging.WARNING, "minisgl"):
             plan = resolve(**fields)
         answer = explain(PlanQuery(make_model(), CPU, "bfloat16", **fields), world.registry())
@@ -40,25 +38,18 @@ def tell(world: Any, make_spec: Any, make_model: Any, resolve: Any, caplog: pyte
 def test_what_does_not_fit_is_told_with_its_reasons(tell: Any, make_spec: Any) -> None:
     wide = make_spec("attention", "wide", head_dims=OneOf(256))
     narrow = make_spec("attention", "half", dtypes=("float16",), phases=("decode",))
-    half = "half@p (dtypes: wanted bfloat16, supported float16 (dtype=float16 would do))"
+    half = "half@minisgl-cuda (dtypes: wanted bfloat16, supported float16)"
     assert tell(wide, narrow) == [
-        f"attention.decode: {SERVES} nothing else fits: {half}, wide@p ({WIDE})",
-        f"attention.prefill: {SERVES} nothing else fits: wide@p ({WIDE})",
+        f"attention.decode: {SERVES} nothing else fits: {half}, wide@minisgl-cuda ({WIDE})",
+        f"attention.prefill: {SERVES} nothing else fits: wide@minisgl-cuda ({WIDE})",
     ]
 
 
-@pytest.mark.parametrize(
-    "others",
-    [
-        (),
-        ({"devices": ("cuda",)},),
-        ({"head_dims": OneOf(256), "tier": LAST_TIER},),
-        ({"head_dims": OneOf(256), "stand_in": True},),
-    ],
-)
-def test_nothing_else_may_be_loaded_for_it(tell: Any, make_spec: Any, others: Sequence[dict[str, Any]]) -> None:
-    specs = [make_spec("attention", "other", **fields) for fields in others]
-    assert tell(*specs) == [f"{BOTH}: {SERVES} nothing else is loaded for it"]
+@pytest.mark.parametrize("others", [(), ({"devices": ("cuda",)},), ({"head_dims": OneOf(256), "stand_in": True},)])
+def test_where_nothing_else_is_meant_for_it_there_is_nothing_to_say(
+    tell: Any, make_spec: Any, others: Sequence[dict[str, Any]]
+) -> None:
+    assert tell(*(make_spec("attention", "other", **fields) for fields in others)) == []
 
 
 @pytest.mark.parametrize("choice", ["last", ["wide", "last"]])
@@ -68,7 +59,7 @@ def test_one_that_is_named_is_not_told(tell: Any, make_spec: Any, choice: Any) -
 
 def test_one_that_auto_took_behind_a_name_is_told(tell: Any, make_spec: Any) -> None:
     wide = make_spec("attention", "wide", head_dims=OneOf(256))
-    told = f"{BOTH}: {SERVES} nothing else fits: wide@p ({WIDE})"
+    told = f"{BOTH}: {SERVES} nothing else fits: wide@minisgl-cuda ({WIDE})"
     assert tell(wide, backends={"attention": ["wide", "auto"]}) == [told]
 
 
@@ -78,10 +69,3 @@ def test_beside_one_that_fits_it_is_not_chosen_or_was_measured_to_be_faster(
 ) -> None:
     measured = None if costs is None else {f"attention.{phase}": costs for phase in ("decode", "prefill")}
     assert tell(make_spec("attention", "good"), calibration=measured) == []
-
-
-@pytest.mark.parametrize("role", SCAFFOLDED_ROLES)
-def test_a_new_plugin_begins_as_a_last_resort(role: Any, world: Any, tmp_path: Path) -> None:
-    write_distribution("mine", role, tmp_path, world.registry())
-    (plugin,) = tmp_path.rglob("plugin.py")
-    assert f"tier={LAST_TIER}," in plugin.read_text()

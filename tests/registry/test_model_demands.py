@@ -70,17 +70,11 @@ def test_case_16_a_window_is_needed_only_beyond_its_length(
     model = make_model(windows=(None, 8))
     assert resolve(model=model, max_seq_len=8).choice("attention", phase="decode").name == "full"
     with pytest.raises(
-        BackendError, match=r"features: wanted window, supported none declared \(max_seq_len=8 needs none\)"
+        BackendError, match=r"features: wanted window, supported none declared \(max_seq_len_override=8 would do\)"
     ):
         resolve(model=model, max_seq_len=9)
     world.plugin("q", make_spec("attention", "windowed", features=frozenset({"window"})))
     assert resolve(model=model).choice("attention", phase="decode").name == "windowed"
-
-
-def test_an_fp8_pool_is_a_feature(world: Any, make_spec: Any, resolve: Any) -> None:
-    world.plugin("p", make_spec("attention", "a", kv_dtypes=ANY), make_spec("kv", "k", kv_dtypes=ANY))
-    with pytest.raises(BackendError, match="features: wanted fp8_kv"):
-        resolve(kv_dtype="float8_e4m3fn")
 
 
 def test_an_unknown_architecture_lists_the_known_ones(cpu_sim: None, resolve: Any, make_model: Any) -> None:

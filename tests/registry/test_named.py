@@ -69,7 +69,9 @@ def test_an_unknown_name_is_called_unknown_first(cpu_sim: None, resolve: Any) ->
 
 
 def test_a_backend_named_for_an_operation_that_it_lacks_is_refused(cpu_sim: None, routing: None, resolve: Any) -> None:
-    with pytest.raises(BackendError, match=r"no backend for ops\.sample .*both@both: ops: wanted sample, supported"):
+    with pytest.raises(
+        BackendError, match=r"(?s)no backend for ops\.sample .*both@both: ops: wanted sample, supported"
+    ):
         resolve(backends={"ops": {"sample": "both"}})
     assert resolve(backends={"ops": {"*": "both"}}).choice("ops", op="sample").name == "composed"
 

@@ -29,7 +29,7 @@ def attention_need(capsule: AttentionCapsule, device: DeviceFacts) -> Need:
     """What the capsule asks of a backend's caps."""
     g = capsule.geometry
     layers = [layer.facts for layer in capsule.layers]
-    features = {name: "" for name in ("window", "softcap") if any(getattr(item, name) is not None for item in layers)}
+    features = {name for name in ("window", "softcap") if any(getattr(item, name) is not None for item in layers)}
     return Need(
         device=device,
         dtype=g.dtype,
@@ -39,7 +39,7 @@ def attention_need(capsule: AttentionCapsule, device: DeviceFacts) -> Need:
         page_size=g.page_size,
         kv_layout=g.kv_layout,
         phase=capsule.phase,
-        features=features,
+        features=frozenset(features),
     )
 
 

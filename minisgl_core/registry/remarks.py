@@ -1,0 +1,84 @@
+"""What a plan does that its reader may not expect: said by ``minisgl explain``, and warned of at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from .named import named_by
+from .query import PlanQuery
+from .ranking import AUTO
+from .solve import Field, Solution, Verdict
+
+__all__ = ["remarks"]
+
+_OTHER_PURPOSE: Final = frozenset(("device", "phase", "op", "format", "architecture"))
+"""Codes of reasons that say: this backend is for something else, wherever it runs."""
+
+
+def remarks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
+    """A named graph runner that records nothing, slow stand-ins, and backends that only serve as a last resort."""
+    return (
+        *_idle_graph_runner(query, solution),
+        *_grouped(_stand_ins(query, solution)),
+        *_grouped(_last_resorts(query, solution)),
+    )
+
+
+def _grouped(remarks: Iterator[tuple[str, str]]) -> Iterator[str]:
+    """(where, what) as one line for each what."""
+    places: dict[str, dict[str, None]] = {}
+    for where, what in remarks:
+        places.setdefault(what, {})[where] = None
+    return (f"{', '.join(where)}: {what}" for what, where in places.items())
+
+
+def _idle_graph_runner(query: PlanQuery, solution: Solution) -> Iterator[str]:
+    """A named graph runner records nothing where no graphs are requested."""
+    named = any(one.role == "graph" and AUTO not in one.names for one in named_by(query.backends))
+    runner = next((verdict for slot, verdict in solution.chosen.items() if slot.role == "graph"), None)
+    if query.graph or not named or runner is None or runner.box is None or runner.box.graph == "never":
+        return
+    name = runner.candidate.typed_name
+    yield (
+        f"graphs are off, so graph={name} records nothing and runs every step eagerly; "
+        "cuda_graph_max_bs=N turns them on (a CPU has none unless it is set)"
+    )
+
+
+def _left_to_auto(solution: Solution) -> Iterator[tuple[Field, Verdict]]:
+    for field in solution.fields:
+        taken = solution.chosen.get(field.slot)
+        if taken is not None and not field.selection.names_it(taken.candidate):
+            yield field, taken
+
+
+def _stand_ins(query: PlanQuery, solution: Solution) -> Iterator[tuple[str, str]]:
+    """Stand-ins that ``auto`` chose because something is missing here that better backends require."""
+    for field, taken in _left_to_auto(solution):
+        if not taken.candidate.spec.stand_in:
+            continue
+        for item, verdict in zip(field.ranked, field.verdicts(query, solution.joint), strict=True):
+            if item.candidate == taken.candidate:
+                break
+            if item.static and verdict.reasons == item.static and not item.candidate.spec.stand_in:
+                why = f"{item.candidate.label} cannot run here ({'; '.join(map(str, item.static))})"
+                yield field.slot.role, f"{taken.candidate.label} is slow, and only used because {why}"
+
+
+def _last_resorts(query: PlanQuery, solution: Solution) -> Iterator[tuple[str, str]]:
+    """Newcomers that ``auto`` chose because none of the incumbents for this purpose fits."""
+    for field, taken in _left_to_auto(solution):
+        if not any(item.rank.newcomer for item in field.ranked if item.candidate == taken.candidate):
+            continue
+        verdicts = zip(field.ranked, field.verdicts(query, solution.joint), strict=True)
+        rivals = [verdict for item, verdict in verdicts if not item.rank.newcomer and _is_rival(verdict)]
+        if rivals:
+            why = (f"{rival.candidate.label} ({'; '.join(map(str, rival.reasons))})" for rival in rivals)
+            what = f"{taken.candidate.label} serves as a last resort, because nothing else fits: {', '.join(why)}"
+            yield field.slot.label, what
+
+
+def _is_rival(verdict: Verdict) -> bool:
+    """Would it be preferred if it fitted?"""
+    return not verdict.candidate.spec.stand_in and not any(item.code in _OTHER_PURPOSE for item in verdict.reasons)
