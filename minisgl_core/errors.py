@@ -82,8 +82,8 @@ class MinisglError(Exception):
         details: Sequence[str] = (),
     ) -> None:
         self.message, self.field, self.value, self.remedy, self.details = message, field, value, remedy, tuple(details)
-        first = f"{message}; {remedy}" if remedy else message
-        super().__init__("\n  ".join((first, *details)))
+        self.headline = f"{message}; {remedy}" if remedy else message
+        super().__init__("\n  ".join((self.headline, *details)))
 
 
 class UsageError(MinisglError):

@@ -102,7 +102,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code, debug)
     except MinisglError as error:
-        return _fail(str(error), error.exit_code, debug)
+        return _fail(error.headline, error.exit_code, debug, error.details)
     except BrokenPipeError:
         _drop_stdout()  # its reader has gone
         return 1
@@ -128,8 +128,9 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, code: int, debug: bool) -> int:
+def _fail(message: str, code: int, debug: bool, details: Sequence[str] = ()) -> int:
     if debug:
         traceback.print_exc()
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    lines = (f"error: {message}", *details)
+    click.echo("\n  ".join(" ".join(line.split()) for line in lines), err=True)
     return code

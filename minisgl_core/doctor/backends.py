@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from minisgl_core.plugin_api import ROLES
 from minisgl_core.registry import Candidate, Choice, DeviceFacts, Registry
 from minisgl_core.registry.checks import run_checks
-from minisgl_core.registry.claims import doubtful_features, undeclared
+from minisgl_core.registry.claims import undeclared, unused_words
 from minisgl_core.registry.matching import match
 from minisgl_core.registry.query import Need
 from minisgl_core.registry.records import CORE
@@ -35,10 +35,14 @@ def offered(registry: Registry, device: DeviceFacts) -> list[Candidate]:
 
 
 def check_clashes(registry: Registry) -> Iterator[Finding]:
-    """A name that two distributions offer means neither of them."""
+    """A name that two distributions offer means neither of them, unless one of them is an incumbent."""
     for role in ROLES:
         owners: dict[str, list[str]] = {}
         for item in registry.candidates(role):
+            if item.qualified:
+                text = f"its bare name means another distribution's backend, so it is {item.typed_name}"
+                yield Finding("note", "clash", item.key, text, f"write {item.typed_name} to use it, or rename it")
+                continue
             names = owners.setdefault(item.spec.name, [])
             if item.distribution not in names:
                 names.append(item.distribution)
@@ -60,8 +64,8 @@ def check_claims(registry: Registry) -> Iterator[Finding]:
             )
             remedy = "what is not declared is unsupported: declare it, as ANY where there is no limit"
             yield Finding("wrong" if alone else "note", "claims", item.key, text, remedy)
-        for feature, hint in doubtful_features(item.spec).items():
-            yield Finding("note", "claims", item.key, f"it lists the feature {feature!r}, which nothing asks for", hint)
+        for text in unused_words(item.spec):
+            yield Finding("note", "claims", item.key, f"it {text}", "correct it; it may belong to a later core")
 
 
 def check_needs(candidates: Sequence[Candidate], environment: Environment) -> Iterator[Finding]:
@@ -92,10 +96,21 @@ def check_code(candidates: Sequence[Candidate], environment: Environment, timeou
         for item in ready:
             wrong, problem, ending = process.ask("load_factory", **_choice(item).to_json())
             if problem:
-                wrong = f"loading {item.spec.factory}, the process {problem}"
-            if wrong:
                 remedy = _SLOW_REMEDY if ending is Ending.TIMED_OUT else _abi_remedy(item)
-                yield Finding("wrong", "abi", item.key, wrong, remedy)
+                yield Finding("wrong", "abi", item.key, f"loading {item.spec.factory}, the process {problem}", remedy)
+            elif wrong and wrong[1] in ("ImportError", "OSError"):
+                yield Finding("wrong", "abi", item.key, wrong[0], _abi_remedy(item))
+            elif wrong:
+                yield Finding("wrong", "factory", item.key, wrong[0], _plugin_remedy(item, wrong[1]))
+
+
+def _plugin_remedy(item: Candidate, error: str) -> str:
+    """Python code that does not fit the spec, or lacks a module: installing it again would change nothing."""
+    if error == "ModuleNotFoundError":
+        return "install that module; the plugin should list it in `requires`"
+    if error == "AttributeError":
+        return f"correct `factory` of its spec, {item.spec.factory!r}, or the module"
+    return f"correct {item.spec.factory}, or do not choose this backend"
 
 
 def _choice(item: Candidate) -> Choice:

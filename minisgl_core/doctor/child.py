@@ -41,13 +41,15 @@ def _cuda_touched() -> str:
     return ""
 
 
-def load_factory(choice: Mapping[str, Any]) -> str:
-    """Import what a spec's factory names, and check that it has its role's methods; returns what is wrong."""
+def load_factory(choice: Mapping[str, Any]) -> list[str]:
+    """Import what a spec's factory names, and check that it has its role's methods; returns what is wrong, if anything,
+    and the name of the exception behind it.
+    """
     try:
         load_class(Choice.from_json(choice))
     except BackendError as error:
-        return error.message
-    return ""
+        return [error.message, type(error.__cause__).__name__]
+    return []
 
 
 def cuda_devices(request: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,9 @@ __all__ = ["Check", "Finding", "Level"]
 
 Level = Literal["wrong", "note"]
 """``wrong``: something does not work, or will not; ``note``: worth knowing."""
-Check = Literal["metadata", "plugin", "import", "requirement", "claims", "clash", "abi", "probe", "plan", "memory"]
+Check = Literal[
+    "metadata", "plugin", "import", "requirement", "claims", "clash", "abi", "factory", "probe", "plan", "memory"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +41,7 @@ class Adviser:
     solution: Solution
     registry: Registry
     environment: Environment | None
+    _solutions: dict[tuple[str, ...], Solution] = field(default_factory=dict, repr=False)
 
     def would_allow(self, slot: Slot, verdict: Verdict, *, admitted: bool = True) -> tuple[str, ...]:
         """The smallest changes (one setting, else two) under which a rejected candidate fits, each with what must be
@@ -104,15 +105,23 @@ class Adviser:
             query = replace(query, **change.query)
         if not self._could_fit(candidate, slot, query):
             return False
-        installed = any(change.aspect == "install" for change in changes)
-        registry = self.registry.without_requirements(candidate) if installed else self.registry
-        struck = {key: reason for key, reason in self.solution.struck.items() if key != candidate.key}
-        solution = solve(query, registry, self.environment, struck)
+        solution = self._solve(query, candidate, changes)
         if solution.conflict and (slot in solution.conflict or set(solution.conflict) - self._unservable):
             return False
-        field = next(field for field in solution.fields if field.slot == slot)
-        fitting = field.verdicts(query, solution.joint)
+        own = next(one for one in solution.fields if one.slot == slot)
+        fitting = own.verdicts(query, solution.joint)
         return any(verdict.candidate.key == candidate.key and not verdict.reasons for verdict in fitting)
+
+    def _solve(self, query: PlanQuery, candidate: Candidate, changes: list[_Change]) -> Solution:
+        """Several candidates share a change that installs nothing, so its solution is kept."""
+        struck = dict(self.solution.struck)
+        if any(change.aspect == "install" for change in changes):
+            struck.pop(candidate.key, None)
+            return solve(query, self.registry.without_requirements(candidate), self.environment, struck)
+        key = tuple(change.text for change in changes)
+        if key not in self._solutions:
+            self._solutions[key] = solve(query, self.registry, self.environment, struck)
+        return self._solutions[key]
 
     def _could_fit(self, candidate: Candidate, slot: Slot, query: PlanQuery) -> bool:
         """A quick look before the whole solve."""
@@ -127,7 +136,7 @@ class Adviser:
         fields, query = self.solution.fields, self.query
         domain = joint_domain(query, fields) if self.solution.conflict else []
         return frozenset(
-            field.slot for field in fields if domain and all(field.first_fit(query, joint) is None for joint in domain)
+            one.slot for one in fields if domain and all(one.first_fit(query, joint) is None for joint in domain)
         )
 
 

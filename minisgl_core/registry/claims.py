@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from minisgl_core.errors import nearest
 from minisgl_core.plugin_api import OP_NAMES, AnyValue, BackendSpec, MultipleOf, OneOf, Role
 
-__all__ = ["box_problems", "doubtful_features", "requirement_problem", "undeclared"]
+__all__ = ["box_problems", "requirement_problem", "undeclared", "unused_words"]
 
 _DTYPES: Final = (
     *("float64", "float32", "bfloat16", "float16"),
@@ -40,8 +40,8 @@ _USUAL: Final[Mapping[str, str]] = {
 """What people write elsewhere, and the word here."""
 _FEW: Final = 4
 """So many words are listed even where the right one can be guessed."""
-_FEATURES: Final = ("window", "softcap", "sinks", "fp8_kv")
-"""Those that this core knows. The set is open: others may be listed."""
+_OPEN_WORDS: Final[Mapping[str, tuple[str, ...]]] = {"features": ("window", "softcap"), "formats": ("plain",)}
+"""The words that this core asks for in open sets, where others may be listed."""
 
 _LISTS: Final = ("kv_layouts", "phases", "ops", "formats", "architectures", "host_plan")
 _OPEN_LISTS: Final = ("devices", "dtypes", "kv_dtypes", "features")
@@ -85,6 +85,8 @@ def box_problems(box: Any) -> Iterator[str]:
             yield f"caps.{field} is {value!r}; use positive whole numbers"
     if not isinstance(box.sm, AnyValue):
         yield from _sm_problems(box.sm)
+    if not isinstance(box.tolerance, int | float) or not 0 <= box.tolerance < 1:
+        yield f"caps.tolerance is {box.tolerance!r}; use a relative error of at least 0 and below 1"
     if box.graph not in ("never", "decode", "always"):
         yield f"caps.graph is {box.graph!r}; use never, decode or always"
 
@@ -160,7 +162,10 @@ def _declared(value: Any) -> bool:
     return bool(value.values if isinstance(value, OneOf) else value)
 
 
-def doubtful_features(spec: BackendSpec) -> dict[str, str]:
-    """Listed features that this core does not know but that look like one it knows, each with ``did you mean ...?``."""
-    listed = {name for box in spec.caps if not isinstance(box.features, AnyValue) for name in box.features}
-    return {name: hint for name in sorted(listed - {*_FEATURES}) if (hint := nearest(name, _FEATURES))}
+def unused_words(spec: BackendSpec) -> Iterator[str]:
+    """What a spec lists in an open set although this core never asks for it, each as a text with the nearest word."""
+    for field, known in _OPEN_WORDS.items():
+        sets = [getattr(box, field) for box in spec.caps]
+        listed = {word for words in sets if not isinstance(words, AnyValue) for word in words}
+        for word in sorted(listed - {*known}):
+            yield f"lists {word!r} in {field}, which this core never asks for; {nearest(word, known)}".rstrip("; ")

@@ -21,6 +21,7 @@ from minisgl_core.plugin_api import (
 )
 
 from .claims import box_problems, requirement_problem
+from .ranking import AUTO
 
 __all__ = ["HOOKS", "OBSERVERS", "PluginFault", "check_api", "check_hooks", "check_specs"]
 
@@ -121,6 +122,8 @@ def _problems(spec: Any) -> Iterable[str]:
     """Whatever the annotations promise, a plugin may break."""
     if not _is_text(spec.name) or not _BACKEND_NAME.fullmatch(spec.name):
         yield f"name is {spec.name!r}; use letters, digits, dots, dashes and underscores"
+    elif spec.name.lower() == AUTO:
+        yield f"name is {spec.name!r}, which means any backend wherever one is chosen; use another"
     if not isinstance(spec.variant, str) or (spec.variant and not _BACKEND_NAME.fullmatch(spec.variant)):
         yield f"variant is {spec.variant!r}; use letters, digits, dots, dashes and underscores"
     for field in ("factory", "probe", "check", "options"):

@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint
 from types import ModuleType
@@ -15,11 +15,12 @@ from typing import Any, Final
 import pluggy
 
 from minisgl_core import __version__
-from minisgl_core.plugin_api import PROJECT, BackendSpec, hooks
+from minisgl_core.plugin_api import PROJECT, ROLES, BackendSpec, hooks
 
+from .claims import unused_words
 from .contract import HOOKS, PluginFault, check_api, check_hooks, check_specs
 from .guest import ProcessEndsError, Stream, as_guest, told_if_slow
-from .records import CORE, Candidate, PluginRecord, Registry, check_lists, exclusion
+from .records import CORE, Candidate, Note, PluginRecord, Registry, check_lists, exclusion
 from .scan import Found, core_requirement_problem, is_editable, scan
 
 __all__ = ["BUILTIN", "discover"]
@@ -53,7 +54,16 @@ def discover(
         for source in sources:
             doing(f'importing plugin {source.distribution} ([plugins] deny = ["{source.distribution}"] would skip it)')
             records.append(_load(source, manager))
-    return Registry(tuple(records), tuple(notes), manager)
+    return Registry(tuple(records), (*notes, *_notes_on_specs(Registry(tuple(records)))), manager)
+
+
+def _notes_on_specs(registry: Registry) -> Iterator[Note]:
+    """Names that belong to another distribution, and words that this core does not know."""
+    for item in (item for role in ROLES for item in registry.candidates(role)):
+        name = f"{item.spec.role}:{item.spec.name}"
+        if item.qualified:
+            yield Note(item.distribution, f"its {name} is {item.typed_name}; the bare name is another distribution's")
+        yield from (Note(item.distribution, f"its {name} {text}") for text in unused_words(item.spec))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -143,17 +143,21 @@ class Rank(NamedTuple):
     """In what the plugin returned"""
 
 
-def rank_of(slot: Slot, candidate: Candidate, selection: Selection, query: PlanQuery) -> Rank:
+def rank_of(
+    slot: Slot, candidate: Candidate, selection: Selection, query: PlanQuery, trusted: Collection[str] = ()
+) -> Rank:
     """The rank of a candidate that the selection admits. Variants of a name that config gives keep their plugin's order
-    and nothing else counts.
+    and nothing else counts. ``trusted``: distributions that count as incumbents in this slot.
     """
     spec, place = candidate.spec, selection.place(candidate) or 0
     if selection.names_it(candidate):
         return Rank(place, False, False, math.inf, 0, "", "", candidate.index)
     cost = measured_cost((query.calibration or {}).get(slot.label, {}), candidate)
-    allowed = canonicalize_name(candidate.distribution) in map(canonicalize_name, query.allow or ())
+    named = candidate.distribution in trusted or canonicalize_name(candidate.distribution) in map(
+        canonicalize_name, query.allow or ()
+    )
     unseeded = slot.op == "sample" and not any(box.per_row_seed for box in spec.caps)
-    newcomer = not (candidate.incumbent or allowed or cost < math.inf)
+    newcomer = not (candidate.incumbent or named or cost < math.inf)
     return Rank(place, newcomer, unseeded, cost, spec.tier, spec.name, candidate.distribution, candidate.index)
 
 

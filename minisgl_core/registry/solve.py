@@ -175,11 +175,17 @@ def fields_of(
     query: PlanQuery, registry: Registry, environment: Environment | None, struck: Struck
 ) -> tuple[Field, ...]:
     """The candidates of every slot, ranked, with their static reasons."""
-    static = _StaticReasons(query, environment, struck)
-    return tuple(field_of(slot, query, registry.candidates(slot.role), static) for slot in slots_of(query))
+    static, kv = _StaticReasons(query, environment, struck), selection_of(Slot("kv"), query)
+    writers = {item.distribution for item in registry.candidates("kv") if kv.names_it(item)}
+    return tuple(
+        _field(slot, query, registry.candidates(slot.role), static, writers if slot.op == STORING_OP else ())
+        for slot in slots_of(query)
+    )
 
 
-def field_of(slot: Slot, query: PlanQuery, candidates: Sequence[Candidate], static: _StaticReasons) -> Field:
+def _field(
+    slot: Slot, query: PlanQuery, candidates: Sequence[Candidate], static: _StaticReasons, trusted: Collection[str]
+) -> Field:
     """One slot's candidates: those that the config admits, and the others."""
     selection = _narrow(slot, query, candidates)
     owners: dict[str, set[str]] = {}
@@ -188,7 +194,9 @@ def field_of(slot: Slot, query: PlanQuery, candidates: Sequence[Candidate], stat
             owners.setdefault(item.spec.name, set()).add(item.distribution)
 
     def ranked(item: Candidate, by: Selection) -> Ranked:
-        return Ranked(item, rank_of(slot, item, by, query), static.of(item, by, owners.get(item.spec.name, ())))
+        return Ranked(
+            item, rank_of(slot, item, by, query, trusted), static.of(item, by, owners.get(item.spec.name, ()))
+        )
 
     admitted = [ranked(item, selection) for item in candidates if selection.place(item) is not None]
     outside = [ranked(item, _named(item)) for item in candidates if selection.place(item) is None]

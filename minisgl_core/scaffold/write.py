@@ -105,7 +105,7 @@ class Scaffold:
             "serve": self.serve,
             "told": _SPARSE_TOLD if self.role in _SPARSE else _TOLD,
             "suite": _SUITE[self.role],
-            "core_range": f">={core.major}.{core.minor},<{core.major}.{core.minor + 1}",
+            "core_range": f">={core.major}.{core.minor}",  # no upper end: the ranges of role APIs decide
         }
         return {path: Template(text).substitute(values) for path, text in self._templates()}
 

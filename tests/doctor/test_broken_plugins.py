@@ -32,7 +32,7 @@ NOT_LOADED = {
 """Plugins that offer nothing, and the reason that is recorded."""
 
 UNUSABLE = {
-    "lying_factory": ("abi", "has no attribute 'NoSuchClass'", "reinstall broken-lying-factory"),
+    "lying_factory": ("factory", "has no attribute 'NoSuchClass'", "correct `factory` of its spec"),
     "factory_segfaults": ("abi", "the process died (SIGSEGV)", "reinstall broken-factory-segfaults for the torch"),
     "missing_requirement": (
         "requirement",
@@ -40,7 +40,6 @@ UNUSABLE = {
         "pip install 'no-such-kernels>=3'",
     ),
     "old_requirement": ("requirement", "it needs pluggy>=1000, found pluggy ", "pip install 'pluggy>=1000'"),
-    "duplicate_name": ("clash", "minisgl-cpu-sim, so neither is used", "write torch@"),
     "cuda_at_import": ("import", "touches CUDA: torch has initialised CUDA", "leave CUDA to the factory"),
 }
 """Plugins that load, and what doctor says of them: check, text, remedy."""
@@ -76,7 +75,7 @@ def test_broken_plugin_that_cannot_be_loaded_hinders_nobody(
 @pytest.mark.parametrize("case", UNUSABLE)
 def test_broken_plugin_that_loads_is_found_by_doctor(case: str, commands: Any, break_with: Callable[..., str]) -> None:
     name, (check, text, remedy) = break_with(case), UNUSABLE[case]
-    code, findings, _ = commands.diagnose(also=["minisgl-cpu-sim"] if case == "duplicate_name" else [])
+    code, findings, _ = commands.diagnose()
     (finding,) = [one for one in findings if one["check"] == check and text in one["text"]]
     assert code == 1 and finding["level"] == "wrong" and remedy in finding["remedy"]
     assert name in finding["subject"] or name in finding["text"]
@@ -116,14 +115,18 @@ def test_broken_plugin_that_prints_spoils_no_answer_and_is_named(
     assert finding["text"].endswith("which every command does: 'fast kernels 1.0'")
 
 
-def test_broken_plugin_with_a_taken_name_makes_both_ambiguous(commands: Any, break_with: Callable[..., str]) -> None:
+def test_case_124_a_plugin_with_a_taken_name_is_noted_and_the_name_stays(
+    commands: Any, break_with: Callable[..., str]
+) -> None:
     name = break_with("duplicate_name")
-    code, _, err = commands.run(*EXPLAIN, "--backend", "attention=torch")
-    out = commands.run(*EXPLAIN, "--backend", "attention=torch@minisgl-cpu-sim")[1]
-    assert json.loads(out)["plan"]["buckets"][0]["choice"]["distribution"] == "minisgl-cpu-sim"
-    data = json.loads(commands.run(*EXPLAIN, "--backend", "attention=torch")[1])
-    assert code == 1 and data["plan"] is None and name in data["error"] and "minisgl-cpu-sim" in data["error"]
-    assert err == ""
+    for typed, distribution in (("torch", "minisgl-cpu-sim"), (f"torch@{name}", name)):
+        code, out, err = commands.run(*EXPLAIN, "--backend", f"attention={typed}")
+        data = json.loads(out)
+        assert (code, err, data["plan"]["buckets"][0]["choice"]["distribution"]) == (0, "", distribution)
+        assert data["notes"][name].startswith(f"its attention:torch is torch@{name};")
+    findings = commands.diagnose(also=["minisgl-cpu-sim"])[1]
+    (finding,) = [one for one in findings if one["check"] == "clash"]
+    assert finding["level"] == "note" and finding["remedy"].startswith(f"write torch@{name} to use it")
 
 
 def test_broken_plugin_without_its_requirement_is_refused_with_the_command_that_helps(

@@ -20,7 +20,7 @@ WIDE = "head_dims: wanted 128, supported 256"
 
 @pytest.fixture
 def tell(world: Any, make_spec: Any, make_model: Any, resolve: Any, caplog: pytest.LogCaptureFixture) -> Any:
-    """``tell(*specs, **query fields)``: what a start and explain both say with these, with a newcomer and an incumbent kv."""
+    """``tell(*specs, **query fields)``: what a start and explain both say of a newcomer among these."""
 
     def run(*others: Any, **fields: Any) -> list[str]:
         world.plugin("p", make_spec("attention", "last", tier=0))

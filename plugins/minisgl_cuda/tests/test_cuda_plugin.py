@@ -114,7 +114,7 @@ def test_each_operation_comes_from_the_first_variant_that_offers_it(
         HOPPER,
         "bfloat16",
         allow=["minisgl-cuda", "minisgl-cpu-sim"],
-        backends={"attention": "torch", "kv": "torch"},
+        backends={"attention": "torch", "kv": ["cuda", "torch"]},
     )
     plan = resolve_plan(query, environment=Machine(*missing), prober=lambda requests: {})
     layer = OPS[0].caps[0].ops

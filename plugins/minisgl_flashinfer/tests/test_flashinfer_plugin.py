@@ -45,7 +45,7 @@ def test_it_serves_both_phases_from_ampere_on(phase: str, sm: int) -> None:
         ({"device": DeviceFacts("cuda", sm=75)}, "sm"),
         ({"dtype": "float32"}, "dtype"),
         ({"head_dim": 96}, "head_dim"),
-        ({"features": {"sinks": ""}}, "feature"),
+        ({"features": frozenset({"sinks"})}, "feature"),
     ],
 )
 def test_just_outside_is_refused(facts: dict[str, object], code: str) -> None:
