@@ -91,13 +91,17 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     start, count, reason, error = time.perf_counter(), 0, None, None
     with log_held():
         for chunk in llm.stream(prompt, params):
-            text = chunk.text if llm.tokenizer is not None else "".join(f"{token} " for token in chunk.token_ids)
+            text = chunk.text if _writes_text(llm) else "".join(f"{token} " for token in chunk.token_ids)
             click.echo(text, nl=False)
             count, reason, error = count + len(chunk.token_ids), chunk.finish_reason, chunk.error
         click.echo()
     if error is not None:
         raise EngineError(error)
     click.echo(f"{_speed(count, time.perf_counter() - start)}, finished by {reason}", err=True)
+
+
+def _writes_text(llm: LLM) -> bool:
+    return llm.tokenizer is not None and llm.tokenizer.refusal is None
 
 
 def _speed(tokens: int, seconds: float) -> str:
@@ -112,7 +116,7 @@ def _print_all(llm: LLM, messages: list[Prompt], params: SamplingParams, prompts
     for index, (answer, prompt) in enumerate(zip(answers, prompts, strict=True)):
         shown = str(prompt)
         shown = repr(shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
-        click.echo(f"--- {shown}\n{answer['token_ids'] if llm.tokenizer is None else answer['text']}")
+        click.echo(f"--- {shown}\n{answer['text'] if _writes_text(llm) else answer['token_ids']}")
         count = len(answer["token_ids"])
         click.echo(f"prompt {index}: {count} tokens, finished by {answer['finish_reason']}", err=True)
     click.echo(_speed(sum(len(answer["token_ids"]) for answer in answers), seconds), err=True)

@@ -78,6 +78,13 @@ def need_tokenizer(path: Path, *, chat: bool) -> Tokenizer:
             value=str(path),
             remedy="give token ids: minisgl generate --prompt-ids 1,2,3",
         )
+    if tokenizer.refusal is not None:
+        raise UsageError(
+            f"model {str(path)!r} cannot read text: {tokenizer.refusal}",
+            field="model",
+            value=str(path),
+            remedy="give token ids: minisgl generate --prompt-ids 1,2,3",
+        )
     if chat and tokenizer.chat_template is None:
         raise UsageError(
             f"model {str(path)!r} has no chat template",

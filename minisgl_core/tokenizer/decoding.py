@@ -1,13 +1,14 @@
 """Token ids to text, one token at a time, in constant time per token.
 
-What a decoder has returned, joined and ended with ``flush()``, equals ``Tokenizer.decode`` of all the ids. Text that
-may still change is held back: half a character never leaves as U+FFFD, unless the ids end there.
+What a decoder has returned, joined and ended with ``flush()``, continues the text of the prompt: the two together equal
+``Tokenizer.decode`` of all ids. Of a character that the prompt began only the answer's own bytes count. Text that may
+still change is held back: half a character never leaves as U+FFFD, unless the ids end there.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
 
 __all__ = ["ByteLevelDecoder", "IncrementalDecoder", "PieceTable", "TokenKind", "WindowDecoder"]
@@ -106,12 +107,28 @@ class WindowDecoder:
 
     __slots__ = ("_context", "_decode", "_held", "_kind_of")
 
-    def __init__(self, decode: Callable[[list[int]], str], kind_of: Callable[[int], TokenKind]) -> None:
+    def __init__(
+        self, decode: Callable[[list[int]], str], kind_of: Callable[[int], TokenKind], prompt: Sequence[int] = ()
+    ) -> None:
         self._decode = decode
         self._kind_of = kind_of
-        self._context: list[int] = []
+        self._context = self._end_of(prompt)
         """Tokens whose text has left; without them a leading space would be taken for the beginning of the text."""
         self._held: list[int] = []
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt's last token that is text. Byte tokens behind it are left out: half a character of the prompt must
+        not join the answer's bytes. A prompt of bytes alone counts if its characters are whole.
+        """
+        written: list[int] = []
+        for token in map(int, reversed(prompt)):
+            kind = self._kind_of(token)
+            if kind == "text":
+                return [token]
+            if kind == "byte":
+                written.append(token)
+        written.reverse()
+        return [] if _REPLACEMENT in self._decode(written) else written
 
     def push(self, token: int) -> str:
         kind = self._kind_of(token)

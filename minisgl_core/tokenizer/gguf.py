@@ -7,12 +7,14 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from ..errors import CheckpointError
 from ..formats import GGUFFile
+from .keys import GGUF_GATE
 from .tokenizer import Tokenizer
 
 __all__ = ["load_gguf_tokenizer"]
 
+_PREFIX: Final = "tokenizer."
+_TEMPLATE: Final = "tokenizer.chat_template"
 _CONTROL, _USER_DEFINED = 3, 4
 """Token types that are matched in text before BPE; control tokens write nothing."""
 
@@ -27,20 +29,19 @@ _KINDS: Final = ("gpt-2", "smollm", "llama-bpe", "qwen2")
 def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
     """The tokenizer of a GGUF file; None if it carries none.
 
-    Raises :class:`~minisgl_core.errors.CheckpointError` for a kind whose cutting rules we do not have: guessing them
-    would change the model's answers without a sign.
+    One of a kind whose cutting rules we do not have encodes no text: guessing them would change the model's answers
+    without a sign.
     """
     model = file.metadata.get("tokenizer.ggml.model")
     if model is None:
         return None
     kind = file.metadata.get("tokenizer.ggml.pre")
     if model != "gpt2" or kind not in _KINDS:
-        raise CheckpointError(
-            f"GGUF file {str(file.path)!r} has a tokenizer of model {model!r} with pre-tokenizer {kind!r}",
-            field="tokenizer.ggml.pre",
-            value=kind,
-            remedy=f"minisgl builds model 'gpt2' with one of {', '.join(_KINDS)}; or use the model's original folder",
+        return Tokenizer.without_text(
+            f"GGUF file {str(file.path)!r} has a tokenizer of model {model!r} with pre-tokenizer {kind!r}, and minisgl "
+            f"builds model 'gpt2' with one of {', '.join(_KINDS)}; the model's original folder may be read"
         )
+    GGUF_GATE.check({key: file.metadata[key] for key in file.metadata if key.startswith(_PREFIX)}, str(file.path))
     tokens: list[str] = file.require("tokenizer.ggml.tokens")
     backend = _backend(tokens, file.require("tokenizer.ggml.merges"), kind)
     _add_special(backend, tokens, file.metadata.get("tokenizer.ggml.token_type", []))
@@ -50,7 +51,17 @@ def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
     backend.post_processor = _surround(
         backend, roles.get("bos_token") if add_bos else None, roles.get("eos_token") if add_eos else None
     )
-    return Tokenizer(backend, special_tokens=roles, chat_template=file.metadata.get("tokenizer.chat_template"))
+    return Tokenizer(backend, special_tokens=roles, chat_template=_chat_templates(file))
+
+
+def _chat_templates(file: GGUFFile) -> dict[str, str]:
+    """The file's template as ``default``, and those with names of their own."""
+    named = {
+        key.removeprefix(f"{_TEMPLATE}."): text
+        for key, text in file.metadata.items()
+        if key.startswith(f"{_TEMPLATE}.")
+    }
+    return named | ({"default": file.metadata[_TEMPLATE]} if file.metadata.get(_TEMPLATE) else {})
 
 
 def _backend(tokens: list[str], merges: list[str], kind: str) -> tokenizers.Tokenizer:
@@ -83,7 +94,15 @@ def _add_special(backend: tokenizers.Tokenizer, tokens: list[str], types: list[i
 
 
 def _roles(file: GGUFFile, tokens: list[str]) -> dict[str, str]:
-    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    keys = {
+        "bos_token": "bos",
+        "eos_token": "eos",
+        "unk_token": "unknown",
+        "pad_token": "padding",
+        "sep_token": "seperator",
+        "cls_token": "cls",
+        "mask_token": "mask",
+    }
     ids = {role: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in keys.items()}
     return {role: tokens[number] for role, number in ids.items() if number is not None and number < len(tokens)}
 

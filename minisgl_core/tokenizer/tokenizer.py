@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from ..errors import AdmissionError
 from .chat import ChatTemplate
@@ -32,8 +32,11 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | Mapping[str, str] | None = None,
         eos_token_ids: Sequence[int] | None = None,
+        refusal: str | None = None,
     ) -> None:
         self._backend = backend
+        self.refusal = refusal
+        """Why texts cannot be encoded; prompts are then token ids, and answers have no text. None: they can."""
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = None if not chat_template else ChatTemplate(chat_template, self.special_tokens)
         own = self.token_id(self.special_tokens.get("eos_token"))
@@ -49,6 +52,11 @@ class Tokenizer:
             if facts.special or not backend.decode([token, token])
         )
 
+    @classmethod
+    def without_text(cls, refusal: str) -> Tokenizer:
+        """For a model that serves token ids only; ``refusal`` says why."""
+        return cls(tokenizers.Tokenizer(models.WordLevel({}, unk_token="")), refusal=refusal)
+
     def token_id(self, token: str | None) -> int | None:
         """The id of one token's text; None if there is no such token."""
         return None if token is None else self._backend.token_to_id(token)
@@ -56,8 +64,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, with the special tokens that the model expects around it (such as one BOS).
 
-        Raises :class:`~minisgl_core.errors.AdmissionError` for text that is no valid Unicode.
+        Raises :class:`~minisgl_core.errors.AdmissionError` for text that is no valid Unicode, and for any text if the
+        model's kind of tokenizer cannot be built.
         """
+        if self.refusal is not None:
+            raise AdmissionError(
+                f"a text cannot be encoded: {self.refusal}", field="prompt", value=text[:40], remedy="give token ids"
+            )
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:
@@ -70,6 +83,13 @@ class Tokenizer:
         """Text of ids; special tokens and ids that the tokenizer does not know write nothing."""
         return str(self._backend.decode([token for token in ids if 0 <= token < self.vocab_size]))
 
+    def special_text(self, token: int) -> str | None:
+        """The text of a special token, which answers leave out; None for any other token."""
+        if token not in self._special_ids:
+            return None
+        text: str | None = self._backend.id_to_token(token)
+        return text
+
     def token_text(self, token: int) -> str:
         """One token by itself: a special token's name, a word with its space, U+FFFD for part of a character."""
         if self._written(token) is None:
@@ -81,11 +101,15 @@ class Tokenizer:
             return self.decode([token])
         return str(self._backend.id_to_token(token)).replace("\u2581", " ")
 
-    def new_decoder(self) -> IncrementalDecoder:
-        """A decoder for one sequence that arrives token by token."""
+    def new_decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
+        """A decoder for one sequence that arrives token by token and continues the text of ``prompt``.
+
+        Its first word keeps the space that separates it from the prompt, which tokenizers that begin each text with a
+        space (SentencePiece) drop from the answer's ids alone.
+        """
         if self._pieces is not None:
             return ByteLevelDecoder(self._pieces)
-        return WindowDecoder(self.decode, self._kind_of)
+        return WindowDecoder(self.decode, self._kind_of, prompt)
 
     def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
         """The prompt that the chat template makes of messages; see :meth:`ChatTemplate.render`."""

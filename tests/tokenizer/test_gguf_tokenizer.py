@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,14 @@ import gguf
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from minisgl_core.errors import CheckpointError
+from minisgl_core.errors import AdmissionError
+from minisgl_core.inputs import warn_once
 from minisgl_core.tokenizer import Tokenizer, load_tokenizer
+from minisgl_core.tokenizer.keys import GGUF_GATE
 
 TEXTS = [
     "a  12",
@@ -33,7 +40,14 @@ def trained(tiny: Any) -> dict[str, Any]:
     return {"tokens": sorted(vocab, key=vocab.__getitem__), "merges": [tuple(m) for m in content["model"]["merges"]]}
 
 
-def write(path: Path, trained: dict[str, Any], pre: str, model: str = "gpt2", **flags: bool) -> Path:
+def write(
+    path: Path,
+    trained: dict[str, Any],
+    pre: str,
+    model: str = "gpt2",
+    more: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    **flags: bool,
+) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre(pre)
@@ -43,6 +57,7 @@ def write(path: Path, trained: dict[str, Any], pre: str, model: str = "gpt2", **
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ bos_token }}{{ messages[0].content }}")
+    more(writer)
     for name, value in flags.items():
         writer.add_bool(f"tokenizer.ggml.{name}", value)
     writer.add_tensor("output.weight", np.ones((1, 1), np.float32))
@@ -140,6 +155,62 @@ def test_special_tokens_and_template(trained: dict[str, Any], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("model", "pre"), [("gpt2", "tekken"), ("llama", "default")])
-def test_rules_we_do_not_have_are_refused(trained: dict[str, Any], tmp_path: Path, model: str, pre: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"model '{model}' with pre-tokenizer '{pre}'; minisgl builds"):
-        load_tokenizer(write(tmp_path / "m.gguf", trained, pre, model))
+def test_case_111_text_is_refused_by_rules_we_do_not_have(
+    trained: dict[str, Any], tmp_path: Path, model: str, pre: str
+) -> None:
+    tokenizer = loaded(write(tmp_path / "m.gguf", trained, pre, model))
+    with pytest.raises(AdmissionError, match=rf"model '{model}' with pre-tokenizer '{pre}', and minisgl builds"):
+        tokenizer.encode("a")
+    decoder = tokenizer.new_decoder([1, 2])
+    assert (decoder.push(5), decoder.flush(), tokenizer.decode([5])) == ("", "", "")
+
+
+def test_an_older_format_that_cannot_be_converted_serves_ids(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.model").write_bytes(b"no protobuf")
+    with pytest.raises(AdmissionError, match="transformers cannot read the tokenizer"):
+        loaded(tmp_path).encode("a")
+
+
+def log_of(path: Path) -> str:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    warn_once.cache_clear()
+    logging.getLogger("minisgl_core").addHandler(handler)
+    try:
+        loaded(path)
+    finally:
+        logging.getLogger("minisgl_core").removeHandler(handler)
+    return "\n".join(lines)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_no_tokenizer_key_is_ignored_in_silence(trained: dict[str, Any], data: st.DataObject) -> None:
+    optional = [key for key in GGUF_GATE.rules if key.endswith(("_prefix", "_whitespaces", "_sep_token", "_count"))]
+    unknown = st.text("abc", min_size=3, max_size=8).map(lambda name: f"tokenizer.ggml.zz_{name}")
+    keys = data.draw(st.dictionaries(st.one_of(st.sampled_from(optional), unknown), st.booleans(), max_size=4))
+    short = {key.removeprefix("tokenizer.ggml."): value for key, value in keys.items()}
+    with tempfile.TemporaryDirectory() as place:
+        text = log_of(write(Path(place) / "m.gguf", trained, "smollm", **short))
+    for key, value in keys.items():
+        rule = GGUF_GATE.rule(key)
+        warned = rule is None or (rule.fate == "warned" and rule.concerns(value))
+        assert (f"`{key}`" in text) == warned
+
+
+def test_every_key_that_writers_know_has_a_rule() -> None:
+    """The keys of the gguf package."""
+    keys = [value for name, value in vars(gguf.Keys.Tokenizer).items() if not name.startswith("_")]
+    assert [key for key in keys if GGUF_GATE.rule(key.format(name="x")) is None] == []
+
+
+def test_several_templates_by_name(trained: dict[str, Any], tmp_path: Path) -> None:
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.add_string("tokenizer.chat_template.tool_use", "tools")
+
+    tokenizer = loaded(write(tmp_path / "m.gguf", trained, "smollm", more=more))
+    chat = [{"role": "user", "content": "x"}]
+    assert tokenizer.render_chat(chat) == "<|im_start|>x"
+    assert tokenizer.render_chat(chat, tools=[{"name": "f"}]) == "tools"
