@@ -63,7 +63,7 @@ class AsyncEngine:
             with self._lock:
                 uid, self._next_uid = self._next_uid, self._next_uid + params.n
             prompt = PromptFacts(len(input_ids))
-            call.add(uid, [Output(params, self.tokenizer, prompt, choice) for choice in range(params.n)])
+            call.add(uid, [Output(params, self.tokenizer, prompt, choice, input_ids) for choice in range(params.n)])
             messages.append(NewReq(uid, input_ids, params))
         for first, choices in call.requests.items():
             for uid, output in enumerate(choices, first):

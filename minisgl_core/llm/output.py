@@ -12,6 +12,8 @@ from .answers import Alternative, Choice, Chunk, Completion, TokenLogprob
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+
     from minisgl_core.core import SamplingParams
     from minisgl_core.engine import TokenLogprobs
     from minisgl_core.scheduler import FinishReason, TokenOut
@@ -59,8 +61,14 @@ class Output:
     )
 
     def __init__(
-        self, params: SamplingParams, tokenizer: Tokenizer | None, prompt: PromptFacts, choice: int = 0
+        self,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        prompt: PromptFacts,
+        choice: int = 0,
+        input_ids: Sequence[int] | np.ndarray = (),
     ) -> None:
+        """``input_ids``: the prompt, whose text the answer's continues."""
         self.prompt = prompt
         self.choice = choice
         """Which of the choices of its request."""
@@ -72,7 +80,7 @@ class Output:
         """A reader waits for whatever comes next."""
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self._tokenizer = tokenizer
-        self._decoder = tokenizer.new_decoder() if tokenizer is not None else None
+        self._decoder = tokenizer.new_decoder(input_ids) if tokenizer is not None else None
         self._stop = StopMatcher(params.stop)
         self._at_once = bool(params.stop)
         self._min_tokens = params.min_tokens
@@ -125,14 +133,22 @@ class Output:
         if end and self._ends_silently:
             tokens.pop()
         certain = "".join(map(self._decoder.push, tokens[:early]))
-        text = "".join(map(self._decoder.push, tokens[early:]))
-        certain += self._stop.push(text + self._decoder.flush() if end else text)
+        if self._at_once:
+            certain += "".join(map(self._match, tokens[early:]))
+        else:
+            certain += "".join(map(self._decoder.push, tokens))
         if end:
             self._flushed = True
-            certain += self._stop.flush()
+            certain += self._stop.push(self._decoder.flush()) + self._stop.flush()
         if certain:
             self._text.append(certain)
         return self._stop.stopped
+
+    def _match(self, token: int) -> str:
+        """The text that one more token lets out, where stop strings are looked for."""
+        assert self._tokenizer is not None and self._decoder is not None
+        special = self._tokenizer.special_text(token)
+        return self._stop.push(self._decoder.push(token)) if special is None else self._stop.push_special(special)
 
     # ---- the reader's thread -------------------------------------------------------------------------------------
 

@@ -138,9 +138,10 @@ def _plain(value: object) -> object:
 
 
 def _check_stop(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
-    if params.stop and tokenizer is None:
+    if params.stop and (tokenizer is None or tokenizer.refusal is not None):
+        reason = "the model has none" if tokenizer is None else tokenizer.refusal
         raise AdmissionError(
-            "`stop` strings need a tokenizer, and the model has none",
+            f"`stop` strings need a tokenizer: {reason}",
             field="stop",
             value=params.stop,
             remedy="use `stop_token_ids`",

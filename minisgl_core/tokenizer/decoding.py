@@ -11,6 +11,8 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
 
+import numpy as np
+
 __all__ = ["ByteLevelDecoder", "IncrementalDecoder", "PieceTable", "TokenKind", "WindowDecoder"]
 
 TokenKind = Literal["text", "byte", "silent"]
@@ -108,7 +110,10 @@ class WindowDecoder:
     __slots__ = ("_context", "_decode", "_held", "_kind_of")
 
     def __init__(
-        self, decode: Callable[[list[int]], str], kind_of: Callable[[int], TokenKind], prompt: Sequence[int] = ()
+        self,
+        decode: Callable[[list[int]], str],
+        kind_of: Callable[[int], TokenKind],
+        prompt: Sequence[int] | np.ndarray = (),
     ) -> None:
         self._decode = decode
         self._kind_of = kind_of
@@ -116,7 +121,7 @@ class WindowDecoder:
         """Tokens whose text has left; without them a leading space would be taken for the beginning of the text."""
         self._held: list[int] = []
 
-    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+    def _end_of(self, prompt: Sequence[int] | np.ndarray) -> list[int]:
         """The prompt's last token that is text. Byte tokens behind it are left out: half a character of the prompt must
         not join the answer's bytes. A prompt of bytes alone counts if its characters are whole.
         """

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models
 
@@ -101,7 +102,7 @@ class Tokenizer:
             return self.decode([token])
         return str(self._backend.id_to_token(token)).replace("\u2581", " ")
 
-    def new_decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
+    def new_decoder(self, prompt: Sequence[int] | np.ndarray = ()) -> IncrementalDecoder:
         """A decoder for one sequence that arrives token by token and continues the text of ``prompt``.
 
         Its first word keeps the space that separates it from the prompt, which tokenizers that begin each text with a

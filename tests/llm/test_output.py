@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,8 +21,11 @@ class Pieces:
     def __init__(self) -> None:
         self._held = ""
 
-    def new_decoder(self) -> Pieces:
+    def new_decoder(self, prompt: Sequence[int]) -> Pieces:
         return Pieces()
+
+    def special_text(self, token: int) -> str | None:
+        return None
 
     def push(self, token: int) -> str:
         text, self._held = self._held, ""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -152,3 +153,31 @@ def test_rubbish_does_not_pile_up(tokenizer: Tokenizer, token: int) -> None:
     assert time.process_time() - begin < 5.0
     held: Any = getattr(decoder, "_held")  # noqa: B009 - private by design
     assert len(held) <= 20
+
+
+def continued(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    decoder = tokenizer.new_decoder(prompt)
+    return "".join(map(decoder.push, ids)) + decoder.flush()
+
+
+def test_case_109_the_first_space_of_an_answer_stays() -> None:
+    assert continued(PIECES, [6], [2, 3]) == " ab"
+    assert continued(PIECES, np.array([0, 6], dtype=np.int32), [6]) == " the"
+    assert continued(PIECES, [0], [6]) == continued(PIECES, [], [6]) == "the"
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte-level", "sentencepiece"])
+@settings(max_examples=150, deadline=None)
+@given(prompt=st.text("ab .中é", max_size=8), text=st.text("ab .中é", max_size=8))
+def test_case_109_prompt_and_text_are_the_whole_text(tokenizer: Tokenizer, prompt: str, text: str) -> None:
+    """The answer's ids are those of a text that follows another."""
+    ids, before = tokenizer.encode(prompt), tokenizer.encode("." + text)
+    rest = before[len(tokenizer.encode(".")) :]
+    if tokenizer.encode(".") + rest != before:
+        return
+    assert tokenizer.decode(ids) + continued(tokenizer, ids, rest) == tokenizer.decode([*ids, *rest])
+
+
+@pytest.mark.parametrize("prompt", [[6, 8 + 0xE4], [8 + 0xE4], [6, 8 + 0xE4, 8 + 0xB8], [6, 0, 8 + 0xE4]])
+def test_case_49_and_109_half_a_character_of_the_prompt_does_not_join_the_answer(prompt: list[int]) -> None:
+    assert continued(PIECES, prompt, [8 + 0xAD, 3]) == "\ufffdb"

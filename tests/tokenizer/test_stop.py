@@ -73,3 +73,36 @@ def test_nothing_sent_ever_contains_a_stop_string(text: str, stops: list[str]) -
     assert text.startswith(sent)
     assert not any(stop in sent for stop in stops)
     assert matcher.stopped == any(stop in text for stop in stops)
+
+
+PIECES = st.tuples(st.text("ab", max_size=3), st.booleans())
+
+
+@given(st.lists(PIECES, max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_case_107_special_tokens_are_matched_and_never_sent(pieces: list[tuple[str, bool]], stops: list[str]) -> None:
+    """Each piece is special or not: what is sent is the text before the first match, without special pieces."""
+    matcher = StopMatcher(stops)
+    sent = "".join(matcher.push_special(text) if special else matcher.push(text) for text, special in pieces)
+    sent += matcher.flush()
+    whole, shown = "", []
+    for text, special in pieces:
+        whole += text
+        shown += [not special] * len(text)
+        if any(stop in whole for stop in stops):
+            break
+    end = min((place for stop in stops if (place := whole.find(stop)) >= 0), default=len(whole))
+    assert sent == "".join(char for char, show in zip(whole[:end], shown, strict=False) if show)
+    assert matcher.stopped == any(stop in whole for stop in stops)
+
+
+def test_case_107_a_stop_string_around_a_special_token() -> None:
+    matcher = StopMatcher("b<e>c")
+    assert [matcher.push("ab"), matcher.push_special("<e>"), matcher.push("x")] == ["a", "", "bx"]
+    assert [matcher.push("ab"), matcher.push_special("<e>"), matcher.push("cd")] == ["a", "", ""]
+    assert matcher.matched == "b<e>c"
+
+
+def test_case_107_part_of_a_special_token() -> None:
+    matcher = StopMatcher("e>")
+    assert [matcher.push("a"), matcher.push_special("<e>")] == ["a", ""]
+    assert matcher.stopped
