@@ -28,7 +28,17 @@ def _report(out_ptr, total_ptr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, GR
 
 
 @pytest.mark.parametrize(
-    ("blocks", "bound", "columns", "group"), [(5, 12, 6, 8), (8, 8, 3, 8), (9, 20, 4, 8), (0, 4, 3, 4), (7, 9, 5, 1)]
+    ("blocks", "bound", "columns", "group"),
+    [
+        (5, 12, 6, 8),
+        (8, 8, 3, 8),
+        (9, 20, 4, 8),
+        (0, 4, 3, 4),
+        (7, 9, 5, 1),
+        (5, 5, 6, 8),  # no program more than there is work
+        (9, 9, 4, 8),
+        (3, 3, 5, 2),
+    ],
 )
 def test_a_partial_last_group_stays_inside_its_columns(blocks: int, bound: int, columns: int, group: int) -> None:
     total = torch.tensor([blocks * 16], dtype=torch.int32, device=DEVICE)
