@@ -93,7 +93,7 @@ lint: $(VENV)/.dev  ## Check format, style, types and the architecture
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy tools/gpu_check
-	$(BIN)/mypy tools/config_page.py tools/performance_page.py
+	$(BIN)/mypy tools/config_page.py tools/inputs_page.py tools/performance_page.py
 	$(BIN)/lint-imports
 
 .PHONY: format
@@ -112,8 +112,9 @@ docs: $(VENV)/.docs  ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: config-page
-config-page: $(VENV)/.dev  ## Write the tables of docs/configuration.md from the settings themselves
+config-page: $(VENV)/.dev  ## Write the tables of docs/configuration.md and docs/reference/inputs.md from the program itself
 	$(BIN)/python tools/config_page.py
+	$(BIN)/python tools/inputs_page.py
 
 .PHONY: performance-page
 performance-page: $(VENV)/.dev  ## Write the tables of docs/performance.md from benchmarks/results

@@ -7,6 +7,7 @@ is doing, when rank 0's process is gone.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -81,6 +82,7 @@ def main() -> None:
     connection_fd, lifeline, parent = (int(text) for text in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all ranks: rank 0 decides
     die_with_parent(lifeline, parent)
+    logging.getLogger("minisgl_core.inputs").setLevel(logging.ERROR)  # rank 0 reads the same files and says it
     connection, code = Connection(connection_fd), 0
     try:
         serve(connection)

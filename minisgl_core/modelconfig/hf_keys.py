@@ -28,7 +28,7 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
 
 
 _GENERATION_RULES: Final[Mapping[str, Rule]] = {
-    "eos_token_id": used("ids that end an answer, beside those of config.json"),
+    "eos_token_id": used("ids that end an answer, together with those of config.json"),
     "bos_token_id": used("beginning of a text, if config.json has no such key"),
     **_each("pad_token_id", ignored("minisgl pads no prompt")),
     **_each("transformers_version _from_model_config", ignored("where the file comes from")),
@@ -108,6 +108,8 @@ CONFIG_GATE: Final = Gate(
         "mlp_only_layers": used("layers without experts (MoE)"),
         "shared_expert_intermediate_size": used("width of the shared expert (Qwen2-MoE)"),
         **_each("transformers_version _name_or_path name_or_path _commit_hash", ignored("where the file comes from")),
+        **_each("unsloth_version unsloth_fixed is_llama_config", ignored("where the file comes from")),
+        "transformers.js_config": ignored("for another library"),
         **_each(
             "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attention_probs_dropout_prob "
             "hidden_dropout_prob router_aux_loss_coef output_router_logits gradient_checkpointing neftune_noise_alpha",

@@ -164,3 +164,13 @@ def test_case_133_the_readmes_own_file_is_read_without_a_note(tmp_path: Path) ->
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True, env=environ)
     assert "warning" not in done.stderr.lower()
     assert not re.search(r"^(note|fallback):", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_case_105_all_ranks_together_warn_once(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    model = edited(tiny("q3"), tmp_path / "model", config={"zz_unheard_of": 1})
+    call = f"""if True:
+        from minisgl_core.llm import LLM
+        LLM({str(model)!r}, tp_size=2, num_page_override=64, max_seq_len_override=64, device="cpu").shutdown()
+    """
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
+    assert done.stderr.count("`zz_unheard_of`") == 1
