@@ -129,9 +129,8 @@ class SamplingParams:
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 0, _MAX_INT)
-        if self.max_tokens == 0 and (self.prompt_logprobs is None or self.n > 1):
-            raise _error("max_tokens", 0, "give at least 1, or set `prompt_logprobs` and `n=1` to score the prompt")
+            only_scores = self.prompt_logprobs is not None and self.n == 1
+            _integer("max_tokens", self.max_tokens, 0 if only_scores else 1, _MAX_INT)
         _integer("min_tokens", self.min_tokens, 0, _MAX_INT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _error("min_tokens", self.min_tokens, f"give at most `max_tokens`, which is {self.max_tokens}")

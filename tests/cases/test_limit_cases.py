@@ -81,7 +81,7 @@ def test_case_35_with_a_bos_the_empty_text_is_a_prompt(tiny: Callable[[str], Pat
     assert len(empty["token_ids"]) == 4
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5, True, None])
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_case_36_max_tokens_that_make_no_sense(count: Any) -> None:
     with pytest.raises(AdmissionError, match="max_tokens"):
         SamplingParams(max_tokens=count)
