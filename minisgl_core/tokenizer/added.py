@@ -79,8 +79,8 @@ def _is_token_name(key: str, value: object) -> bool:
 
 def _sources(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> _Sources:
     special_map = _optional(folder / "special_tokens_map.json")
-    _check_types(config)
-    _check_types(special_map)
+    _check_types(config, _TYPES)
+    _check_types(special_map, {**_TYPES, _LISTED_V4: (list,)})
     content = dict(config)
     if _LISTED_V4 in content and not content.get(_LISTED):
         content[_LISTED] = content.pop(_LISTED_V4)
@@ -108,9 +108,9 @@ def _named(
     return named | {role: _token(value, role) for role, value in {**others, **own}.items()}
 
 
-def _check_types(content: Mapping[str, Any]) -> None:
+def _check_types(content: Mapping[str, Any], allowed: Mapping[str, tuple[type, ...]]) -> None:
     """Raise what is wrong with the types of some keys."""
-    for key, types in _TYPES.items():
+    for key, types in allowed.items():
         value = content.get(key)
         if value is not None and not isinstance(value, types):
             raise _error(key, value, f"it must be {' or '.join(one.__name__ for one in types)}, as JSON has it")

@@ -172,3 +172,10 @@ def test_what_is_no_token_is_refused(config: dict[str, Any], message: str, tmp_p
     write_folder(tmp_path, {"added": [], "tokenizer_config.json": config})
     with pytest.raises(CheckpointError, match=message):
         loaded(tmp_path)
+
+
+def test_one_token_instead_of_a_list_in_the_special_tokens_map_is_refused(tmp_path: Path) -> None:
+    special = {"additional_special_tokens": {"content": "<e>"}}
+    write_folder(tmp_path, {"added": [], "special_tokens_map.json": special})
+    with pytest.raises(CheckpointError, match=r"`additional_special_tokens` of the tokenizer holds .* must be list"):
+        loaded(tmp_path)
