@@ -49,6 +49,7 @@ WRONG = {
     ("host_step", "--page-size", "0"): "argument --page-size: '0' is no whole number above 0",
     ("host_step", "--json", "file/host.json"): "argument --json: the file file/host.json cannot be written: Not a dir",
     ("host_step", "--model", "nowhere"): NO_GPU,
+    ("prefill_pauses", "--calls", "0"): "argument --calls: '0' is no whole number above 0",
     ("resolve", "--plugins", "0"): "argument --plugins: '0' is no whole number above 0",
     **{(name, "--no-such-option"): "error: unrecognized arguments: --no-such-option" for name in SCRIPTS},
     **{(name,): NO_GPU for name in NEED_A_GPU},
