@@ -37,7 +37,7 @@ class _PreparedLinear(NamedTuple):
     """Of every route but the last"""
     forwards: tuple[Callable[..., torch.Tensor], ...]
     weights: tuple[Any, ...]
-    weight_of: Callable[[Any], torch.Tensor]
+    weight_of: Callable[[Any], torch.Tensor | None]
     fewest: LinearRoute
     """The first route: neighbours are taken in where rows are few"""
 
@@ -66,8 +66,8 @@ class ResolvedLinear:
             routes[0],
         )
 
-    def weight_of(self, weights: _PreparedLinear) -> torch.Tensor:
-        """(N, K)"""
+    def weight_of(self, weights: _PreparedLinear) -> torch.Tensor | None:
+        """(N, K), as the backend of the largest inputs has it"""
         return weights.weight_of(weights.weights[-1])
 
     def forward(self, x: torch.Tensor, weights: _PreparedLinear, bias: torch.Tensor | None = None) -> torch.Tensor:

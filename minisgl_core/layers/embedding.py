@@ -67,9 +67,13 @@ class LMHead(VocabTable):
 
     def finish(self) -> None:
         self._prepared = self._ctx.linear.prepare_weights(self.weight)
-        self.weight = self._ctx.linear.weight_of(self._prepared)
-        if self._tied is not None:
-            self._tied.weight = self.weight
+        kept = self._ctx.linear.weight_of(self._prepared)
+        if kept is None and self._tied is None:
+            kept = self.weight.new_empty((0, self.weight.shape[1]))  # the backend has it in a format of its own
+        if kept is not None:
+            self.weight = kept
+            if self._tied is not None:
+                self._tied.weight = kept
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, hidden) -> (B, vocab), the same on every rank."""

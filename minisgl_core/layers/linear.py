@@ -69,16 +69,28 @@ class Linear(Layer):
 
     def __init__(self, ctx: Context, out_features: int, in_features: int, bias: bool = False) -> None:
         self._ctx = ctx
-        self.weight = torch.empty(out_features, in_features, dtype=ctx.dtype, device=ctx.device)
+        self._weight: torch.Tensor | None = torch.empty(out_features, in_features, dtype=ctx.dtype, device=ctx.device)
         self.bias = torch.zeros(out_features, dtype=ctx.dtype, device=ctx.device) if bias else None
         self._product = ctx.linear.forward
         self._fused_product: Any = getattr(ctx.linear, "forward_fused", None)
         self._prepared: Any = None
         self._normed_rows = 0
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """(out, in) of this rank. Raises :class:`BackendError` where the linear backend stores it in another format."""
+        if self._weight is None:
+            raise BackendError(
+                f"{_class_of(self._ctx.linear)} stores this weight in a format of its own, and no plain copy is kept",
+                field="weight",
+                value=None,
+                remedy="ask the backend: `dequantized(weights)` gives a new tensor where it offers that",
+            )
+        return self._weight
+
     def finish(self) -> None:
         self._prepared = self._ctx.linear.prepare_weights(self.weight)
-        self.weight = self._ctx.linear.weight_of(self._prepared)
+        self._weight = self._ctx.linear.weight_of(self._prepared)
         self._normed_rows = self._fused_rows(norm=True)
 
     def _fused_rows(self, norm: bool) -> int:

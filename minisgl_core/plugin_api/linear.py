@@ -43,8 +43,12 @@ class LinearBackend(Protocol):
         """
         ...
 
-    def weight_of(self, weights: Any) -> torch.Tensor:
-        """The (N, K) tensor of prepared weights, as a view where the storage allows it."""
+    def weight_of(self, weights: Any) -> torch.Tensor | None:
+        """Prepared weights as an (N, K) view of their storage; None where they are stored in a format of their own.
+
+        The core keeps what is returned, so a backend that quantises on load returns None. It may then offer
+        ``dequantized(weights)``, a new (N, K) tensor.
+        """
         ...
 
     def forward(self, x: torch.Tensor, weights: Any, bias: torch.Tensor | None = None) -> torch.Tensor:

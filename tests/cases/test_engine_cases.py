@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +16,13 @@ import pytest
 import torch
 from driver import Driver, greedy
 
+from minisgl_core.builtin.linear import PlainLinear
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.planning import make_plan
-from minisgl_core.errors import ConfigError
+from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.modelconfig import read_model_config
 
 Fields = Callable[[Engine, Batch, int, int], None]
@@ -252,3 +257,61 @@ def test_case_106_a_strict_engine_captures_a_custom_op(
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
+
+
+# ---- 115: pauses among equal prefills -------------------------------------------------------------------------------
+
+
+def test_case_115_equal_prefill_calls_make_no_full_collection(tmp_path: Path) -> None:
+    script, found = Path(__file__).parents[2] / "benchmarks" / "prefill_pauses.py", tmp_path / "pauses.json"
+    arguments = ["--prompts", "2", "--tokens", "16", "--calls", "30", "--json", str(found)]
+    subprocess.run([sys.executable, str(script), *arguments], check=True, capture_output=True, timeout=300)
+    rows = json.loads(found.read_text())["rows"]
+    assert len(rows) == 30 and all(row["ms"] > 0 and row["forced_switches"] >= 0 for row in rows)
+    assert [one for row in rows[3:] for one in row["collections"] if one["generation"] == 2] == []
+    assert all(row["modules"] == 0 for row in rows[3:]), "nothing is imported late"
+
+
+# ---- 126: a linear backend that stores weights in its own format ----------------------------------------------------
+
+
+def quantise(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[torch.Tensor]]:
+    """``linear:plain`` keeps int8 rows and a scale each; returns the dense weights that it was given."""
+    given: list[weakref.ref[torch.Tensor]] = []
+
+    def prepare(self: PlainLinear, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        given.append(weakref.ref(weight))
+        scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
+        return (weight / scale).round().to(torch.int8), scale
+
+    def forward(self: PlainLinear, x: torch.Tensor, weights: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weights[0].to(x.dtype) * weights[1], bias)
+
+    monkeypatch.setattr(PlainLinear, "prepare_weights", prepare)
+    monkeypatch.setattr(PlainLinear, "weight_of", lambda self, weights: None)
+    monkeypatch.setattr(PlainLinear, "forward", forward)
+    return given
+
+
+@pytest.mark.parametrize("checkpoint", ["llama-bias", "mistral-full"])
+def test_case_126_no_dense_copy_is_kept(
+    checkpoint: str, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = quantise(monkeypatch)
+    with Driver(tiny(checkpoint), backends={"linear": "plain"}) as driver:
+        model = driver.engine.model.model
+        alive = [ref() for ref in given if ref() is not None]
+        tied = driver.engine.model_config.tie_word_embeddings
+        assert [w is model.embed_tokens.weight for w in alive] == ([True] if tied else [])
+        with pytest.raises(BackendError, match="dequantized"):
+            _ = model.layers.op_list[0].self_attn.qkv_proj.weight
+        assert len(given) == 4 * len(model.layers.op_list) + 1
+        assert all(len(tokens) == 4 for tokens in driver.tokens([HEALTHY], greedy(4)))
+
+
+def test_case_126_a_plain_weight_is_the_merged_shard(small: Path) -> None:
+    with Driver(small, backends={"linear": "plain"}) as driver:
+        layer = driver.engine.model.model.layers.op_list[0].self_attn.qkv_proj
+        width = (layer.q_heads + 2 * layer.kv_heads) * layer.head_dim
+        assert layer.weight.shape == (width, driver.engine.model_config.hidden_size)
+        assert layer.weight.data_ptr() == layer._prepared.data_ptr()
