@@ -159,11 +159,12 @@ def test_case_133_the_readmes_own_file_is_read_without_a_note(tmp_path: Path) ->
     (text,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "minisgl.toml").write_text(text.replace('path = "path/to/model"\n', ""))
     program = str(Path(sys.executable).with_name("minisgl"))
-    call = [program, "explain", "--device", "cpu", "--geometry", "smollm2-135m"]
+    call = [program, "explain", "--device", "cpu", "--geometry", "smollm2-135m", "--json"]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("MINISGL_")}
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True, env=environ)
     assert "warning" not in done.stderr.lower()
-    assert not re.search(r"^(note|fallback):", done.stdout, re.MULTILINE), done.stdout
+    answer = json.loads(done.stdout)
+    assert answer["remarks"] == [] == answer["plan"]["fallbacks"]
 
 
 def test_case_105_all_ranks_together_warn_once(tiny: Callable[[str], Path], tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ GGUF_GOOD: list[dict[str, Any]] = [
 def gguf(metadata: dict[str, Any], *shape: int) -> GGUFFile:
     """A header without a file."""
     file = object.__new__(GGUFFile)
-    file.path, file.metadata = Path("model.gguf"), metadata
+    file.path, file.paths, file.metadata = Path(__file__), [Path(__file__)], metadata
     file.tensors = {"token_embd.weight": GGUFTensor("token_embd.weight", shape, 0, 0, file.path)}
     return file
 

@@ -282,7 +282,10 @@ def test_folder_without_config(tmp_path: Path) -> None:
     assert caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "line 1, column 2"), ("[1]", "holds a list"), ("", "line 1")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "line 1, column 2"), ("[1]", "holds a list"), ("", "is empty: a download that never began")],
+)
 def test_bad_json(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_model_config(write(tmp_path, text))
