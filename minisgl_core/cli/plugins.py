@@ -50,6 +50,8 @@ def _print(registry: Registry) -> None:
         click.echo(f"{plugin.distribution} ({plugin.entry_point})")
         if plugin.failure:
             click.echo(f"  failed    {plugin.failure}")
+        if plugin.name:
+            click.echo(f"  name      {plugin.name}")
         if plugin.hooks:
             click.echo(f"  hooks     {', '.join(plugin.hooks)}")
         if plugin.heavy_imports:

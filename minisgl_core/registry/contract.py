@@ -86,6 +86,8 @@ def check_api(plugin: object, hooks: Sequence[str]) -> None:
     info = getattr(plugin, "MINISGL_PLUGIN", None)
     if not isinstance(info, PluginInfo):
         raise PluginFault('it has no MINISGL_PLUGIN = PluginInfo(name=..., api={"attention": ">=1,<2", ...})')
+    if not _is_text(info.name):
+        raise PluginFault(f"MINISGL_PLUGIN.name is {info.name!r}; give the plugin a name")
     for role, text in info.api.items():
         if role not in API_VERSIONS:
             raise PluginFault(f"MINISGL_PLUGIN.api names the unknown role {role!r}; {nearest(role, ROLES)}".strip("; "))

@@ -113,6 +113,7 @@ def _entry_text(entries: Sequence[EntryPoint]) -> str:
 class _Progress:
     """What is known of a plugin when it fails half-way."""
 
+    name: str = ""
     file: str = ""
     import_ms: float = 0.0
     heavy_imports: tuple[str, ...] = ()
@@ -137,6 +138,7 @@ def _load(source: _Source, manager: pluggy.PluginManager) -> PluginRecord:
     return PluginRecord(
         distribution=source.distribution,
         entry_point=source.entry_point,
+        name=progress.name,
         version=source.version,
         file=progress.file,
         editable=source.editable,
@@ -154,6 +156,7 @@ def _load_into(source: _Source, progress: _Progress, manager: pluggy.PluginManag
     plugin = _import(source, progress)
     progress.hooks = check_hooks(plugin)
     check_api(plugin, progress.hooks)
+    progress.name = plugin.MINISGL_PLUGIN.name
     scratch = _new_manager(progress.hooks)
     scratch.register(plugin, name=source.distribution)
     scratch.check_pending()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, cast
 
 from minisgl_core.errors import BackendError
@@ -18,6 +18,12 @@ from .records import CORE
 __all__ = ["Bucket", "Choice", "Plan"]
 
 _FORMAT: Final = 1
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    """With lists in place of tuples, as JSON has it."""
+    found: dict[str, Any] = json.loads(json.dumps(data))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,6 @@ class Choice:
     """Page size of its kernels, a divisor of the pool's; None where pages do not matter to it."""
     host_plan: tuple[Phase, ...] = ()
     finite_tail: bool = False
-    per_row_seed: bool = False
     graph: GraphLevel = "never"
 
     @property
@@ -49,22 +54,7 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
-        return {
-            "role": self.role,
-            "name": self.name,
-            "variant": self.variant,
-            "distribution": self.distribution,
-            "version": self.version,
-            "factory": self.factory,
-            "options_model": self.options_model,
-            "options": json.loads(json.dumps(dict(self.options))),
-            "ops": list(self.ops),
-            "page_size": self.page_size,
-            "host_plan": list(self.host_plan),
-            "finite_tail": self.finite_tail,
-            "per_row_seed": self.per_row_seed,
-            "graph": self.graph,
-        }
+        return _plain(asdict(replace(self, options=dict(self.options))))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
@@ -87,14 +77,7 @@ class Bucket:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
-        return {
-            "role": self.slot.role,
-            "phase": self.slot.phase,
-            "op": self.slot.op,
-            "shape": None if self.slot.shape is None else list(self.slot.shape),
-            "batch": None if self.batch is None else list(self.batch),
-            "choice": self.choice.to_json(),
-        }
+        return _plain({**self.slot._asdict(), "batch": self.batch, "choice": self.choice.to_json()})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Bucket:
@@ -220,26 +203,14 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
-        return {
-            "format": _FORMAT,
-            "page_size": self.page_size,
-            "kv_layout": self.kv_layout,
-            "graph": self.graph,
-            "dtype": self.dtype,
-            "kv_dtype": self.kv_dtype,
-            "tp_size": self.tp_size,
-            "device": self.device,
-            "architecture": self.architecture,
-            "core_version": self.core_version,
-            "buckets": [bucket.to_json() for bucket in self.buckets],
-            "fallbacks": list(self.fallbacks),
-        }
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"format": _FORMAT, **_plain({**own, "buckets": [bucket.to_json() for bucket in self.buckets]})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | str) -> Plan:
         """The inverse of :meth:`to_json`; also takes the text."""
-        fields = dict(json.loads(data) if isinstance(data, str) else data)
-        found = fields.pop("format", None)
+        given = dict(json.loads(data) if isinstance(data, str) else data)
+        found = given.pop("format", None)
         if found != _FORMAT:
             raise BackendError(
                 f"a plan of format {found!r} cannot be read, this core reads format {_FORMAT}",
@@ -247,8 +218,8 @@ class Plan:
                 value=found,
                 remedy="let this version resolve it again",
             )
-        buckets = tuple(Bucket.from_json(bucket) for bucket in fields.pop("buckets"))
-        return cls(**{**fields, "buckets": buckets, "fallbacks": tuple(fields["fallbacks"])})
+        buckets = tuple(Bucket.from_json(bucket) for bucket in given.pop("buckets"))
+        return cls(**{**given, "buckets": buckets, "fallbacks": tuple(given["fallbacks"])})
 
     def digest(self) -> str:
         """A short text that is equal on two ranks only if their plans are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import pluggy
@@ -64,6 +64,8 @@ class PluginRecord:
     distribution: str
     entry_point: str
     """``name = value``"""
+    name: str = ""
+    """As the plugin calls itself in ``MINISGL_PLUGIN``"""
     version: str = ""
     file: str = ""
     editable: bool = False
@@ -80,20 +82,11 @@ class PluginRecord:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
-        return {
-            "distribution": self.distribution,
-            "entry_point": self.entry_point,
-            "version": self.version,
-            "file": self.file,
-            "editable": self.editable,
-            "import_ms": round(self.import_ms, 3),
-            "heavy_imports": list(self.heavy_imports),
-            "printed": self.printed or None,
-            "hooks": list(self.hooks),
-            "backends": [f"{item.spec.role}:{item.label}" for item in self.candidates],
-            "failure": self.failure or None,
-            "excluded": self.excluded or None,
-        }
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "candidates"}
+        texts = {name: own[name] or None for name in ("printed", "failure", "excluded")}
+        lists = {"heavy_imports": list(self.heavy_imports), "hooks": list(self.hooks)}
+        backends = [item.key for item in self.candidates]
+        return {**own, **texts, **lists, "import_ms": round(self.import_ms, 3), "backends": backends}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ SEE_EXPLAIN: Final = "`minisgl explain` shows every candidate and what would all
 """The remedy where there is no better one; ``explain`` itself leaves it out."""
 
 
+_GRAVEST: Final = {"device": 0, "sm": 1, "requires": 2}
+"""Codes of the reasons to give first: what nobody can change, then what can be installed."""
+
+
 class UnknownBackendError(BackendError, UsageError):
     """A name that no loaded plugin offers: the call is wrong, as with an unknown role."""
 
@@ -114,7 +118,7 @@ def _lack(verdicts: Sequence[Verdict]) -> str:
         for reason in nearest.reasons
         if all(any(other.code == reason.code for other in verdict.reasons) for verdict in verdicts)
     ]
-    reason = next(iter(shared or nearest.reasons), None)
+    reason = min(shared or nearest.reasons, key=lambda reason: _GRAVEST.get(reason.code, len(_GRAVEST)), default=None)
     if reason is None:
         return "does not go with the rest of the plan"
     if reason.code == "requires":

@@ -22,6 +22,7 @@ def remarks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
         *_idle_graph_runner(query, solution),
         *_grouped(_stand_ins(query, solution)),
         *_grouped(_last_resorts(query, solution)),
+        *_shared_seeds(solution),
     )
 
 
@@ -44,6 +45,14 @@ def _idle_graph_runner(query: PlanQuery, solution: Solution) -> Iterator[str]:
         f"graphs are off, so graph={name} records nothing and runs every step eagerly; "
         "cuda_graph_max_bs=N turns them on (a CPU has none unless it is set)"
     )
+
+
+def _shared_seeds(solution: Solution) -> Iterator[str]:
+    """A named sampler that does not keep a seed for each row; ``auto`` prefers one that does."""
+    for slot, verdict in solution.chosen.items():
+        if slot.op == "sample" and verdict.box is not None and not verdict.box.per_row_seed:
+            what = "keeps no seed for each row, so what a seeded request draws depends on its batch"
+            yield f"{slot.label}: {verdict.candidate.label} {what}"
 
 
 def _left_to_auto(solution: Solution) -> Iterator[tuple[Field, Verdict]]:

@@ -167,7 +167,6 @@ def choice_of(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice
         page_size=kernel_page_size(box.page_sizes, pool_page_size),
         host_plan=tuple(box.host_plan),
         finite_tail=box.finite_tail,
-        per_row_seed=box.per_row_seed,
         graph=box.graph,
     )
 

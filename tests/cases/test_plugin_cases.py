@@ -53,6 +53,13 @@ class AllInstalled(Installed):
         return True
 
 
+class NothingInstalled(Installed):
+    """A machine without any kernel library."""
+
+    def has_module(self, module: str) -> bool:
+        return module.startswith("minisgl_") and super().has_module(module)
+
+
 ALL: dict[str, Any] = {
     "devices": ("cpu", "cuda"),
     "sm": ANY,
@@ -374,9 +381,11 @@ def test_case_124_options_follow_the_name() -> None:
     assert stock.choice("attention", phase="decode").options == {}
 
 
-def test_case_129_a_name_in_vain_says_so_in_its_first_line() -> None:
+@pytest.mark.parametrize("environment", [AllInstalled(), NothingInstalled()], ids=["installed", "not installed"])
+def test_case_129_a_name_in_vain_says_so_in_its_first_line(environment: Installed) -> None:
+    query = query_of(CPU, DENSE, dtype="float32", backends={"attention": "fa"})
     with pytest.raises(BackendError) as refused:
-        plan_of(discover(), query_of(CPU, DENSE, dtype="float32", backends={"attention": "fa"}))
+        resolve_plan(query, discover(), environment=environment, prober=lambda requests: {})
     first, *details = str(refused.value).splitlines()
     assert first == "you named fa for attention; it needs CUDA; leave it out, or use cpu or torch"
     assert details[0].strip().startswith("no backend for attention.decode (Qwen3ForCausalLM in float32 on cpu)")
@@ -488,3 +497,14 @@ def test_case_127_a_word_that_nothing_asks_for_is_noted_by_name(monkeypatch: pyt
         "its kv:mine lists 'windw' in features, which this core never asks for; did you mean 'window'?",
         "its kv:mine lists 'int3' in formats, which this core never asks for",
     }
+
+
+def test_what_config_denies_is_never_chosen(small: Path) -> None:
+    """The planted fault "`deny` of the config not handed to resolving"."""
+    from minisgl_core.llm import LLM
+
+    with pytest.raises(BackendError, match=r"plugins\.deny keeps out minisgl-cpu-sim"):
+        LLM(small, device="cpu", deny_plugins=["minisgl-cpu-sim"], num_page_override=16, progress=False)
+    for denied in (query_of(CPU, deny=["minisgl-cpu-sim"]), query_of(CPU, allow=["minisgl-cuda"])):
+        with pytest.raises(BackendError, match="keeps out .*minisgl-cpu-sim"):
+            plan_of(discover(), denied)

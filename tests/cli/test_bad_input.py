@@ -124,7 +124,9 @@ def false_gguf(_: Tiny, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Case:
-    """``says``: what the line must contain. ``files``: written to the working folder first."""
+    """``says``: what the first line must contain. ``details``: how the lines below it begin. ``files``: written to the
+    working folder first.
+    """
 
     name: str
     arguments: Sequence[str]
@@ -133,6 +135,7 @@ class Case:
     model: Made | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
+    details: Sequence[str] = ()
 
 
 WITH_TEXT = plain("q3-text")
@@ -279,7 +282,8 @@ CASES = [
         "--backend",
         "attention=fa",
         code=1,
-        says=["no backend for attention", "wanted cpu, supported cuda"],
+        says=["you named fa for attention; it needs CUDA; leave it out"],
+        details=["no backend for attention.decode", "fa/fa3@", "fa/fa4@", "fa/fa2@"],
     ),
     generate(
         "options of nobody",
@@ -295,6 +299,7 @@ CASES = [
         "plugins switched off",
         code=1,
         says=["no backend for attention", "minisgl-cpu-sim"],
+        details=["none is installed", "plugins.allow keeps out "],
         environ={"MINISGL_PLUGINS_ALLOW": "minisgl-core"},
     ),
     generate(
@@ -354,7 +359,10 @@ def test_it_is_one_line_and_an_exit_code(
     first, *rest = case.arguments
     code = main([first, *model, *rest])  # a later --model wins
     captured = capsys.readouterr()
-    *before, line = captured.err.splitlines()
+    lines = captured.err.splitlines()
+    *before, line = lines[: len(lines) - len(case.details)]
+    for detail, begins in zip(lines[len(lines) - len(case.details) :], case.details, strict=True):
+        assert detail.startswith(f"  {begins}"), detail
     assert [other for other in before if not other.startswith("plan ")] == []
     assert line.startswith("error: ") and "internal error" not in line
     assert [words for words in case.says if words not in line] == []

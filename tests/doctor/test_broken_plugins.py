@@ -107,7 +107,7 @@ def test_broken_plugin_that_prints_spoils_no_answer_and_is_named(
     assert (code, answered) == (0, True) and err.startswith(
         "fast kernels 1.0\nlooking for hardware\nwhat a nice plan\n"
     )
-    assert f"{name} (main = broken_prints)\n  hooks" in (out := commands.run("plugins")[1])
+    assert f"{name} (main = broken_prints)\n  name  " in (out := commands.run("plugins")[1])
     assert "  printed   'looking for hardware' (to standard output" in out  # its module is loaded already
     del sys.modules["broken_prints"]
     code, (finding,), _ = commands.diagnose()

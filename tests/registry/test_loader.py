@@ -25,6 +25,7 @@ def test_a_plugin_is_recorded_with_its_provenance(world: Any, make_spec: Any) ->
     world.plugin("My_Plugin", make_spec("attention", "mine"), version="2.3", direct_url__json=editable)
     record = world.record("my-plugin")
     assert (record.version, record.editable, record.failure) == ("2.3", True, "")
+    assert record.name == record.to_json()["name"] == "My_Plugin"
     assert record.file == "/fake/My_Plugin_plugin.py"
     assert record.hooks == ("minisgl_attention_backends",)
     assert [item.key for item in record.candidates] == ["attention:mine@my-plugin"]

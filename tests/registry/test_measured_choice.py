@@ -60,6 +60,18 @@ def test_every_number_of_rows_is_in_one_bucket(two_attentions: None, resolve: An
     assert decode_rows(plan) == [(16, "small"), (20, "large"), (None, "small")]
 
 
+def test_the_ranges_of_a_plan_follow_each_other_without_a_gap_or_an_overlap(two_attentions: None, resolve: Any) -> None:
+    """The planted fault "plan buckets overlapping by one row"."""
+    small, large = {"small": 1.0, "large": 2.0}, {"small": 2.0, "large": 1.0}
+    plan = resolve(calibration_by_batch={DECODE: [(4, small), (9, large), (None, small)]})
+    buckets = [bucket for bucket in plan.buckets if bucket.label.startswith(DECODE)]
+    assert [(bucket.batch, bucket.choice.name) for bucket in buckets] == [
+        ((1, 4), "small"),
+        ((5, 9), "large"),
+        (None, "small"),
+    ]
+
+
 def test_a_name_in_the_config_beats_every_measurement(two_attentions: None, resolve: Any) -> None:
     measured = {DECODE: [(None, {"small": 1.0, "large": 9.0})]}
     assert decode_rows(resolve(backends={"attention": "large"}, calibration_by_batch=measured)) == [(None, "large")]

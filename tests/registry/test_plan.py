@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -31,7 +31,7 @@ PLAN = Plan(
             batch=(1, 8),
         ),
         Bucket(Slot("attention", phase="decode"), choice_of("attention", "fa", finite_tail=True)),
-        Bucket(Slot("ops", op="sample"), choice_of("ops", "fused", ops=("sample",), per_row_seed=True)),
+        Bucket(Slot("ops", op="sample"), choice_of("ops", "fused", ops=("sample",))),
         Bucket(Slot("linear"), choice_of("linear", "plain")),
         Bucket(Slot("linear", shape=(4096, 1024)), choice_of("linear", "wide")),
         Bucket(Slot("linear", shape=(4096, 1024)), choice_of("linear", "skinny"), batch=(1, 16)),
@@ -73,6 +73,29 @@ def test_digests_are_equal_only_for_equal_plans() -> None:
         replace(PLAN, buckets=(replace(PLAN.buckets[0], batch=(1, 2)), *PLAN.buckets[1:])),
     ]
     assert len({plan.digest() for plan in (PLAN, *changed)}) == 5
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Plan) if field.name != "buckets"])
+def test_the_digest_covers_every_field_of_a_plan(field: str) -> None:
+    """The planted fault "the digest without kv_dtype"."""
+    other: dict[str, object] = {"page_size": 32, "tp_size": 4, "graph": False, "fallbacks": ()}
+    changed = replace(PLAN, **{field: other.get(field, "other")})  # type: ignore[arg-type]
+    assert changed.digest() != PLAN.digest()
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Choice)])
+def test_the_digest_covers_every_field_of_a_choice(field: str) -> None:
+    other: dict[str, object] = {
+        "options": {"splits": 8},
+        "ops": ("sample",),
+        "page_size": 7,
+        "host_plan": ("decode",),
+        "finite_tail": True,
+        "graph": "always",
+    }
+    first, *rest = PLAN.buckets
+    choice = replace(first.choice, **{field: other.get(field, "other")})  # type: ignore[arg-type]
+    assert replace(PLAN, buckets=(replace(first, choice=choice), *rest)).digest() != PLAN.digest()
 
 
 def test_a_plan_of_another_format_is_refused() -> None:

@@ -48,8 +48,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "cache"))
     facts = {"log": str(tmp_path / "log"), "driver": "470"}
 
-    def run(*names: str, driver: str = "470") -> dict[str, str]:
-        requests = [ProbeRequest(name, f"some_probes:{name}", facts, "1.0", driver) for name in names]
+    def run(*names: str, driver: str = "470", version: str = "1.0") -> dict[str, str]:
+        requests = [ProbeRequest(name, f"some_probes:{name}", facts, version, driver) for name in names]
         return {key: str(reason) for key, reason in run_probes(requests).items()}
 
     return run
@@ -80,6 +80,13 @@ def test_answers_are_kept_until_a_version_or_the_driver_changes(ask: Any, tmp_pa
     assert (tmp_path / "log").read_text() == "ran\n"
     ask("fine", driver="550")
     assert (tmp_path / "log").read_text() == "ran\nran\n"
+
+
+def test_a_new_version_of_the_plugin_is_asked_again(ask: Any, tmp_path: Path) -> None:
+    """The planted fault "the probe cache without the plugin's version"."""
+    for runs, version in enumerate(("1.0", "1.1"), 1):
+        assert ask("fine", version=version) == ask("fine", version=version) == {}
+        assert (tmp_path / "log").read_text() == "ran\n" * runs
 
 
 def test_a_refusal_is_asked_again_at_each_start(ask: Any, tmp_path: Path) -> None:

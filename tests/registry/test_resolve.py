@@ -175,7 +175,9 @@ def test_attention_may_differ_by_phase(cpu_sim: None, resolve: Any) -> None:
     assert [choice.name for choice in only.choices("attention")] == ["cpu", "torch"]
 
 
-def test_a_backend_of_some_operations_serves_those(cpu_sim: None, world: Any, make_spec: Any, resolve: Any) -> None:
+def test_a_backend_of_some_operations_serves_those(
+    cpu_sim: None, world: Any, make_spec: Any, resolve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     world.plugin("minisgl-cuda", make_spec("ops", "fused", ops=("rms_norm", "sample"), per_row_seed=False, tier=10))
     auto = resolve()
     assert auto.choice("ops", op="rms_norm").name == "fused"
@@ -183,6 +185,8 @@ def test_a_backend_of_some_operations_serves_those(cpu_sim: None, world: Any, ma
     named = resolve(backends={"ops": "fused"})
     assert (named.choice("ops", op="sample").name, named.choice("ops", op="act_and_mul").name) == ("fused", "composed")
     assert named.choice("ops", op="rms_norm").ops == ("rms_norm", "sample")
+    (warned,) = [record.getMessage() for record in caplog.records]
+    assert warned.startswith("ops.sample: fused@minisgl-cuda keeps no seed for each row")
     one = resolve(backends={"ops": {"sample": "fused"}})
     assert one.choice("ops", op="sample").name == "fused"
 
