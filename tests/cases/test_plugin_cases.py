@@ -506,5 +506,5 @@ def test_what_config_denies_is_never_chosen(small: Path) -> None:
     with pytest.raises(BackendError, match=r"plugins\.deny keeps out minisgl-cpu-sim"):
         LLM(small, device="cpu", deny_plugins=["minisgl-cpu-sim"], num_page_override=16, progress=False)
     for denied in (query_of(CPU, deny=["minisgl-cpu-sim"]), query_of(CPU, allow=["minisgl-cuda"])):
-        with pytest.raises(BackendError, match="keeps out .*minisgl-cpu-sim"):
+        with pytest.raises(BackendError, match=r"keeps out .*minisgl-cpu-sim"):
             plan_of(discover(), denied)
