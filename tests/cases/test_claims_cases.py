@@ -63,6 +63,7 @@ def test_case_139_the_rule_for_unmeasured_weights_never_loses_to_cublas(n: int, 
         (2560, 4096, 2, []),  # several rows: nothing is guessed
         (6144, 4096, 1, []),  # as large as 5120x5120, which loses
         (4096, 4096, 1, []),  # between those that gain and 5120x5120
+        (3500, 4000, 1, []),  # nearest to 5120x2048, which gains, but 5120x5120 is less than twice as large
         (64, 64, 1, []),  # smaller than anything measured
         (128, 2000, 1, []),  # only one like it was measured
     ],
