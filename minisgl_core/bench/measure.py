@@ -180,6 +180,7 @@ def _stream(llm: LLM, workload: Workload, clock: Clock) -> _Served:
     chunks = llm.stream(list(prompt), params)
     times = [(clock(), len(chunk.token_ids)) for chunk in chunks if chunk.token_ids]
     end = clock()
+    llm.clear_cache()  # returns when the engine is at rest: a pass may still be under way
     _check(0, sum(count for _, count in times), wanted, workload)
     (first, at_first), (last, _) = times[0], times[-1]
     return _Served(begin, end, first - begin, (last - first) / (wanted - at_first) if wanted > at_first else None)

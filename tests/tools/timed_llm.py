@@ -161,9 +161,8 @@ class TimedLLM:
         self.device_ms += takes
         if self.on_cpu:
             self.spend(takes)
-        nothing = torch.empty(0)
         wait = SimpleNamespace(synchronize=lambda: None if self.on_cpu else self.spend(takes))
-        return ForwardOutput(nothing, nothing, nothing, wait, None)
+        return ForwardOutput(**{**dict.fromkeys(ForwardOutput._fields), "copied": wait})  # type: ignore[arg-type]
 
     def _process(self, chosen: list[Request]) -> Iterator[TokenOut | TokenRun]:
         running = []
