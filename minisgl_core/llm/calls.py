@@ -27,6 +27,8 @@ class Call:
         """Outputs that have not ended."""
         self.streams = streams
         """The caller wants each piece, not only the end."""
+        self.begun = False
+        """Its first piece is there."""
         self.failure: BaseException | None = None
 
     @property

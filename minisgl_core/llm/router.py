@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from minisgl_core.scheduler import Abort, Finish, TokenOut, TokenRun
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Router"]
 
+STREAM_S: Final = 0.005
+"""Between the first piece of a stream and its end, readers are woken at most this often: each time, their threads and
+the engine's contend for the interpreter.
+"""
+
 
 class Router:
     """The live requests of all callers.
@@ -26,7 +32,11 @@ class Router:
         self._live: dict[int, tuple[Output, Call]] = {}
         """By uid. Only single operations on it, which the interpreter does not interleave."""
         self._ready: dict[Call, None] = {}
-        """To be woken after this step."""
+        """To be woken after this step, or where they read streams, soon."""
+        self._urgent = False
+        """One of them must be woken after this step."""
+        self._woken_s = 0.0
+        """When callers were woken last, by ``time.monotonic``."""
         self._resting: list[Call] = []
         """To be woken once the engine is at rest, or busy with the requests of others."""
         self._replies: list[Message] = []
@@ -79,12 +89,15 @@ class Router:
         call.left -= 1
         if call.streams:
             self._news(output, call)
+            self._urgent = True
         elif call.left == 0:
             self.rest(call)
 
     def _news(self, output: Output, call: Call) -> None:
         output.watched = False
         self._ready[call] = None
+        if not call.begun:
+            call.begun = self._urgent = True
 
     def rest(self, call: Call) -> None:
         """Wake the caller once nothing is left to do but the work of others: then it finds all its pages free."""
@@ -92,15 +105,19 @@ class Router:
 
     def at_rest(self) -> list[Message]:
         """The engine has nothing to do."""
+        self._wake_resting()
+        return self._wake_ready()
+
+    def _wake_resting(self) -> None:
         self._ready.update(dict.fromkeys(self._resting))
         self._resting.clear()
-        return self._wake_ready()
+        self._urgent = True
 
     def _wake_ready(self) -> list[Message]:
         if self._resting and self._live:
-            self._ready.update(dict.fromkeys(self._resting))
-            self._resting.clear()
-        if self._ready:
+            self._wake_resting()
+        if self._ready and (self._urgent or time.monotonic() - self._woken_s >= STREAM_S):
+            self._woken_s, self._urgent = time.monotonic(), False
             lost, self._ready = wake(self._ready), {}
             for call in lost:
                 self._drop(call)

@@ -18,6 +18,7 @@ SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if 'if __name__ == "_
 NEED_A_GPU = [name for name in SCRIPTS if name.startswith("gpu_")]
 NO_GPU = "error: this measures an NVIDIA GPU, and torch finds none here; run it where nvidia-smi lists one"
 WRONG = {
+    ("async_face", "--rounds", "0"): "argument --rounds: '0' is no whole number above 0",
     ("cpu", "--runs", "0"): "argument --runs: '0' is no whole number above 0",
     ("cpu", "--threads", "-1"): "--threads",
     ("cpu", "--dtype", "int8"): "argument --dtype: invalid choice: 'int8'",

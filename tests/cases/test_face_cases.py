@@ -335,3 +335,20 @@ def test_case_132_several_choices_share_one_prompt(llm: LLM, expected: Any) -> N
         texts[chunk.choice] += chunk.text
     assert texts == [choice.text for choice in answer.choices]
     assert len(answer.to_dict()["choices"]) == 3
+
+
+def test_case_132_prompt_logprobs_are_transformers(llm: LLM, expected: Any, tiny: Callable[[str], Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    prompt = expected.prompts[1]
+    model = AutoModelForCausalLM.from_pretrained(tiny("q3-text"), dtype=torch.float32)
+    with torch.inference_mode():
+        table = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    (scored,) = llm.generate([prompt], SamplingParams(max_tokens=0, prompt_logprobs=2), progress=False)
+    assert (scored.token_ids, scored.text, scored.prompt_tokens) == ([], "", len(prompt))
+    assert scored.prompt_logprobs is not None and llm.tokenizer is not None
+    assert [entry.token_id for entry in scored.prompt_logprobs] == prompt[1:]
+    assert [entry.text for entry in scored.prompt_logprobs] == [llm.tokenizer.token_text(token) for token in prompt[1:]]
+    got = torch.tensor([entry.logprob for entry in scored.prompt_logprobs])
+    torch.testing.assert_close(got, table.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0], atol=1e-3, rtol=1e-3)
+    assert [entry.top[0].token_id for entry in scored.prompt_logprobs] == table.argmax(-1).tolist()

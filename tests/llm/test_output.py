@@ -135,3 +135,10 @@ def test_an_error_is_part_of_the_answer() -> None:
     chunk = output.take()
     assert chunk is not None
     assert (chunk.error, chunk.token_ids) == ("NaN", [])
+
+
+def test_no_stop_string_is_looked_for_in_the_text_of_min_tokens() -> None:
+    output, texts, _ = play([5, 1, 0, 1, 2], stop="G", min_tokens=2)
+    assert texts[:4] == ["abc", "G", "DEF", ""]
+    assert (completion([output], None).text, output.stop_reason) == ("abcGDEF", "G")
+    assert output.token_ids == [5, 1, 0, 1]

@@ -1,0 +1,125 @@
+"""How much longer a decode step takes through LLM and AsyncLLM than when the scheduler is driven directly.
+
+    python benchmarks/async_face.py [--rounds N] [--tokens N] [--json FILE]
+
+One tiny model on the CPU, one engine, batch 1. In each round every way answers the same prompt once, in turns. A
+round's figures are medians over the intervals between two launches of a decode pass: the wall time, and of it the CPU
+time of the thread that steps. ``stream`` reads the tokens in another thread or in an event loop, so that two threads
+share the interpreter; ``generate`` only waits. What a way adds is the median over rounds of its difference to
+``direct``. Other work on the machine hides small differences of wall times, not of CPU times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from commandline import Parser, keep, output, positive, run
+from tqdm import tqdm
+
+from minisgl_core import LLM, AsyncLLM, SamplingParams
+from minisgl_core.bench.model_folder import write_geometry
+from minisgl_core.bench.provenance import provenance
+from minisgl_core.modelconfig.geometries import geometry
+from minisgl_core.scheduler import NewReq
+
+PROMPT = list(range(3, 19))
+SETTINGS: dict[str, Any] = {"dummy_weights": True, "num_page_override": 1024, "max_running_req": 1, "progress": False}
+
+
+def both_faces(path: Path) -> tuple[LLM, AsyncLLM]:
+    """Two faces of one engine, so that nothing but the face differs."""
+    llm = LLM(path, device="cpu", **SETTINGS)
+    other = object.__new__(AsyncLLM)
+    vars(other).update(vars(llm))
+    return llm, other
+
+
+def ways(llm: LLM, async_llm: AsyncLLM, params: SamplingParams) -> dict[str, Callable[[], object]]:
+    """Each answers the prompt once."""
+    uids = iter(range(10**9, 2 * 10**9))
+
+    def direct() -> None:
+        llm.scheduler.apply([NewReq(next(uids), np.array(PROMPT, dtype=np.int32), params)])
+        while llm.scheduler.has_work:
+            llm.scheduler.step()
+
+    async def read() -> list[Any]:
+        return [chunk async for chunk in async_llm.stream(PROMPT, params)]
+
+    return {
+        "direct": direct,
+        "LLM.generate": lambda: llm.generate([PROMPT], params, progress=False),
+        "LLM.stream": lambda: list(llm.stream(PROMPT, params)),
+        "AsyncLLM.generate": lambda: asyncio.run(async_llm.generate([PROMPT], params)),
+        "AsyncLLM.stream": lambda: asyncio.run(read()),
+    }
+
+
+def measure(rounds: int, tokens: int) -> dict[str, list[tuple[float, float]]]:
+    """By way: the median interval of each round, wall time and CPU time in microseconds."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    with tempfile.TemporaryDirectory() as folder:
+        llm, async_llm = both_faces(write_geometry(geometry("tiny"), Path(folder)))
+        launches: list[tuple[float, float]] = []
+        forward = llm.engine.forward_batch
+
+        def timed(batch: Any, mode: Any) -> Any:
+            if batch.is_decode:
+                launches.append((time.perf_counter(), time.thread_time()))
+            return forward(batch, mode)
+
+        llm.engine.forward_batch = timed  # type: ignore[method-assign]
+        turns = ways(llm, async_llm, params)
+        for number in tqdm(range(rounds + 1), desc="rounds"):  # the first warms up
+            for name, answer in turns.items():
+                llm.clear_cache()  # and wait until the engine is at rest
+                launches.clear()
+                answer()
+                if number:
+                    wall, cpu = np.median(np.diff(launches, axis=0), axis=0) * 1e6
+                    found.setdefault(name, []).append((float(wall), float(cpu)))
+        llm.shutdown()
+    return found
+
+
+def main() -> None:
+    """All ways in turns."""
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=positive, default=30)
+    parser.add_argument("--tokens", type=positive, default=200)
+    parser.add_argument("--json", type=output, help="keep every round here")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = measure(options.rounds, max(options.tokens, 3))
+    figures: dict[str, dict[str, Any]] = {}
+    for name, rounds in found.items():
+        figures[name] = {}
+        for at, kind in enumerate(("wall_us", "cpu_us")):
+            values = [one[at] for one in rounds]
+            added = statistics.median(one[at] - base[at] for one, base in zip(rounds, found["direct"], strict=True))
+            median = statistics.median(values)
+            figures[name][kind] = {
+                "median": round(median, 1),
+                "added": round(added, 1),
+                "rounds": np.round(values, 1).tolist(),
+            }
+        wall, cpu = figures[name]["wall_us"], figures[name]["cpu_us"]
+        print(
+            f"{name:18} {wall['median']:7.1f} us between steps ({wall['added']:+.1f}), "
+            f"CPU {cpu['median']:6.1f} us ({cpu['added']:+.1f})"
+        )
+    if options.json:
+        keep({"tokens": options.tokens, "threads": 1, **provenance("cpu"), "figures": figures}, options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
