@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ class Told(logging.Handler):
 class Talker:
     """A model whose shadow speaks between two pieces of its answer."""
 
-    tokenizer = object()
+    tokenizer = SimpleNamespace(refusal=None)
 
     def stream(self, prompt: object, params: object) -> object:
         yield Chunk("one ", [1], None, None, None)
