@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from minisgl_core.errors import BackendError
 from minisgl_core.registry import Choice, load_class
+from minisgl_core.registry.import_hygiene import import_plugin
 
 __all__ = ["cuda_devices", "import_plugin", "load_factory"]
-
-HEAVY: Final = ("torch", "triton", "flashinfer", "flash_attn", "flash_attn_interface", "pydantic", "transformers")
-"""What discovery must not import: it runs in every command, ``minisgl plugins`` included."""
-
-
-def import_plugin(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Import a plugin's module in this process, where nothing but the contract has been imported before."""
-    start = time.perf_counter()
-    importlib.import_module(request["module"])
-    elapsed_ms = (time.perf_counter() - start) * 1000
-    return {"ms": elapsed_ms, "heavy": [name for name in HEAVY if name in sys.modules], "cuda": _cuda_touched()}
-
-
-def _cuda_touched() -> str:
-    """How CUDA was initialised in this process; empty if it was not."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "torch has initialised CUDA"
-    for link in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
-            target = os.readlink(link)
-            if target.startswith("/dev/nvidia"):
-                return f"{target} is open"
-    return ""
 
 
 def load_factory(choice: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minisgl_core.registry import DeviceFacts, PlanQuery, PluginRecord, Registry, discover
+from minisgl_core.registry.import_hygiene import private_imports
 from minisgl_core.registry.records import CORE, exclusion
 from minisgl_core.registry.requirements import Installed
 from minisgl_core.registry.scan import Found, scan
@@ -34,6 +35,10 @@ class ImportCost:
     ms: float | None
     heavy: tuple[str, ...] = ()
     cuda: str = ""
+    environment: tuple[str, ...] = ()
+    """Variables that the import changes"""
+    private: tuple[str, ...] = ()
+    """Modules of the core that are no part of the contract"""
     problem: str = ""
     ending: Ending = Ending.NONE
 
@@ -45,6 +50,8 @@ class ImportCost:
             "import_ms": None if self.ms is None else round(self.ms, 3),
             "heavy_imports": list(self.heavy),
             "cuda": self.cuda or None,
+            "environment": list(self.environment),
+            "private_imports": list(self.private),
         }
 
 
@@ -114,7 +121,15 @@ def _import_costs(found: Found, timeout_s: float) -> Iterator[ImportCost]:
         if problem:
             yield ImportCost(found.name, entry.module, None, problem=problem, ending=ending)
         else:
-            yield ImportCost(found.name, entry.module, answer["ms"], tuple(answer["heavy"]), answer["cuda"])
+            yield ImportCost(
+                found.name,
+                entry.module,
+                answer["ms"],
+                tuple(answer["heavy"]),
+                answer["cuda"],
+                tuple(answer["environment"]),
+                tuple(private_imports(entry.module)),
+            )
 
 
 def _plugin_findings(found: Sequence[Found], registry: Registry, imports: Sequence[ImportCost]) -> Iterator[Finding]:
@@ -162,6 +177,12 @@ def _cost_findings(cost: ImportCost) -> Iterator[Finding]:
         yield finding(f"importing {cost.module}, the process {cost.problem}", kept_out)
     if cost.cuda:
         yield finding(f"importing {cost.module} touches CUDA: {cost.cuda}", "leave CUDA to the factory or the probe")
+    if cost.environment:
+        text = f"importing {cost.module} changes the environment: {', '.join(cost.environment)}"
+        yield finding(text, "other plugins and every child process see it: leave it to the user")
+    if cost.private:
+        text = f"it imports what is no part of the contract: {', '.join(cost.private)}"
+        yield finding(text, "import minisgl_core.plugin_api only: the rest changes without notice", wrong=False)
     if cost.heavy:
         yield finding(f"importing {cost.module} imports {', '.join(cost.heavy)}, {cost.ms:.0f} ms", inside)
     elif cost.ms is not None and cost.ms > SLOW_IMPORT_MS:

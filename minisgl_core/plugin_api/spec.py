@@ -86,7 +86,10 @@ class Reason:
 
 
 class CannotRun(Exception):
-    """Raised by a factory or a probe to refuse with a :class:`Reason`; anything else it raises is the plugin's bug."""
+    """Raised by a factory, a probe, or a backend that plans a batch, to refuse with a :class:`Reason`.
+
+    Anything else that they raise is the plugin's bug.
+    """
 
     def __init__(self, reason: Reason) -> None:
         self.reason = reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -12,11 +13,12 @@ from minisgl_core.plugin_api import LayerFacts, Phase
 from minisgl_core.registry.query import Need
 
 from .attention_batches import check_in_flight, check_in_turn, check_moved, lens_of_moved
-from .attention_bench import AttentionBench, Geometry, whose
+from .attention_bench import AttentionBench, Geometry, Lens, whose
 from .attention_replay import CAPTURE_ROWS, LONGEST, check_crowd, check_replays, check_replays_in_turn
 from .check import Check, Result, box_of
 from .check_run import check_growth
 from .compare import close, expect, fresh, unchanged
+from .endurance import STEPS, Step, check_endurance, sizes_in_turn
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import BatchView
@@ -34,7 +36,8 @@ INSTANCES: Final = 3
 class AttentionCheck(Check):
     """One batch (or a few) against the float64 reference. ``rows``: (new tokens, tokens in all) per row.
 
-    ``scenario``: ``eager`` runs one batch; ``growth`` measures memory; ``in_flight`` prepares the next batch before the
+    ``scenario``: ``eager`` runs one batch; ``growth`` measures memory; ``endurance``
+    runs many steps of changing lengths; ``in_flight`` prepares the next batch before the
     last one is waited for; in ``moved`` such batches have equal lengths, on other rows, pages and contents; ``in_turn``
     uses three backends in turns. ``replay`` captures a decode step and replays it while lengths grow and shrink,
     ``replay_in_turn`` does so with three backends, and ``crowd`` with many rows or long ones: ``capture_rows`` of up to
@@ -43,7 +46,9 @@ class AttentionCheck(Check):
 
     imports = "from minisgl_core.plugin_api import LayerFacts"
 
-    scenario: Literal["eager", "growth", "in_flight", "moved", "in_turn", "replay", "crowd", "replay_in_turn"] = "eager"
+    scenario: Literal[
+        "eager", "growth", "endurance", "in_flight", "moved", "in_turn", "replay", "crowd", "replay_in_turn"
+    ] = "eager"
     phase: Phase = "decode"
     dtype: str = "float32"
     kv_dtype: str = ""
@@ -56,6 +61,8 @@ class AttentionCheck(Check):
     layers: tuple[LayerFacts, ...] = (LayerFacts(scale=0.125),)
     capture_rows: int = CAPTURE_ROWS
     longest: int = LONGEST
+    slots: int = 0
+    """The pool has as many at least."""
     seed: int = 0
 
     def need(self, fixture: DeviceFixture) -> Need:
@@ -83,11 +90,14 @@ class AttentionCheck(Check):
         geometry = self._geometry(box is not None and box.finite_tail)
         pairs = (self._instance(under_test, fixture, geometry, place) for place in range(INSTANCES))
         first = bench, backend = next(pairs)
+        note = ""
         match self.scenario:
             case "eager":
                 worst = self._eager(bench, backend)
             case "growth":
                 worst = self._growth(bench, backend)
+            case "endurance":
+                worst, note = self._endurance(bench, backend)
             case "in_flight":
                 worst = check_in_flight(bench, backend, self.phase, self.rows)
             case "moved":
@@ -102,7 +112,7 @@ class AttentionCheck(Check):
                 worst = check_replays_in_turn(chain([first], pairs), host_plan=host_plan)
         fixture.platform.synchronize()
         backend.close()
-        return Result({self.dtype: worst})
+        return Result({self.dtype: worst}, note)
 
     def _instance(
         self, under_test: BackendUnderTest, fixture: DeviceFixture, geometry: Geometry, place: int
@@ -116,9 +126,11 @@ class AttentionCheck(Check):
             geometry = replace(geometry, kv_heads=kv_heads, q_heads=kv_heads * self.gqa_ratio)
         lens = lens_of_moved(self.rows) if self.scenario == "moved" else self.rows
         rows, longest = len(lens), max(total for _, total in lens)
+        if self.scenario == "endurance":
+            longest = STEPS
         if self.is_replay:
             rows, longest = self.capture_rows - 1, self.longest
-        bench = AttentionBench(fixture, geometry, rows, longest, self.seed + place)
+        bench = AttentionBench(fixture, geometry, rows, longest, self.seed + place, self.slots)
         backend = under_test.build(bench.setup(max(sum(new for new, _ in self.rows), rows + 1)))
         backend.bind_kv(bench.pool)
         return bench, backend
@@ -179,6 +191,34 @@ class AttentionCheck(Check):
         out = backend.forward(*bench.views(wide), layer, batch)
         fresh(out, {"an earlier result": earlier[0]}, "the result")
         unchanged(*earlier, "an earlier result")
+
+    def _endurance(self, bench: AttentionBench, backend: Any) -> tuple[float, str]:
+        """The first row takes every length in turn, with up to as many new tokens as it has here; the others are the
+        call that is repeated.
+        """
+        (new, _), constant = self.rows[0], self.rows[1:]
+        others = range(1, len(self.rows))
+        sizes = sizes_in_turn(bench.fixture)
+        wide = bench.wide(sum(count for count, _ in constant))
+        bench.write_inputs(wide, constant, 0, others)
+
+        def run(lens: Lens, rows: Sequence[int], inputs: torch.Tensor) -> torch.Tensor:
+            batch = bench.eager(self.phase, lens, rows)
+            backend.prepare_metadata(batch)
+            backend.update_metadata(batch)
+            out: torch.Tensor = backend.forward(*bench.views(inputs), 0, batch)
+            return out
+
+        def fresh(number: int) -> float:
+            total = sizes[number]
+            lens = ((min(total, 1 + number % new), total),)
+            bench.fill([total, *(length for _, length in constant)])
+            inputs = bench.wide(lens[0][0])
+            bench.write_inputs(inputs, lens, 0)
+            return close(run(lens, (0,), inputs), bench.expected(bench.views(inputs)[0], lens, 0), "the result")
+
+        bench.fill([1, *(length for _, length in constant)])
+        return check_endurance(bench.fixture, Step(fresh, lambda: (run(constant, others, wide),)))
 
     def _growth(self, bench: AttentionBench, backend: Any) -> float:
         """After two warm-up steps, equal steps leave no memory behind."""

@@ -17,7 +17,7 @@ from minisgl_core.plugin_api import AttentionSetup, BatchView, LayerFacts
 from . import reference
 from .device_fixture import DeviceFixture, KitBatch, dtype_named
 
-__all__ = ["AttentionBench", "Geometry", "Pool", "whose"]
+__all__ = ["AttentionBench", "Geometry", "Lens", "Pool", "whose"]
 
 Lens = Sequence[tuple[int, int]]
 """Per row: (new tokens, tokens in all)."""
@@ -57,15 +57,19 @@ class Pool:
 
 
 class AttentionBench:
-    """``rows`` sequences of up to ``longest`` tokens on shuffled pages, and the state that decode is derived from."""
+    """``rows`` sequences of up to ``longest`` tokens on shuffled pages, and the state that decode is derived from. The
+    pool has ``slots`` or more.
+    """
 
-    def __init__(self, fixture: DeviceFixture, geometry: Geometry, rows: int, longest: int, seed: int) -> None:
+    def __init__(
+        self, fixture: DeviceFixture, geometry: Geometry, rows: int, longest: int, seed: int, slots: int = 0
+    ) -> None:
         self.fixture, self.geometry, self.rows, self.longest = fixture, geometry, rows, longest
         self._random = fixture.generator(seed)
         g, device = geometry, fixture.device
         self.dtype, kv_dtype = dtype_named(g.dtype), dtype_named(g.kv_dtype)
         pages = -(-longest // g.page_size)
-        self.pool = Pool(g, rows * pages + 3, device)
+        self.pool = Pool(g, max(rows * pages + 3, -(-slots // g.page_size)), device)
         shape = (2, len(g.layers), rows, longest, g.kv_heads, g.head_dim)
         self.kv = self.randn(*shape).to(kv_dtype)
         """The rows' true keys and values, whatever part of them is in the pool."""

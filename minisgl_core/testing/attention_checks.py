@@ -12,7 +12,8 @@ from minisgl_core.registry.matching import kernel_page_size
 from .attention import AttentionCheck
 from .backend_under_test import names_of
 from .collect import collect
-from .values import inside, outside, usual
+from .real_sizes import real_heads
+from .values import claims, inside, outside, usual
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
@@ -25,10 +26,13 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 HEAD_DIMS: Final = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
 GQA_RATIOS: Final = tuple(range(1, 17))
 PAGE_SIZES: Final = (1, 2, 3, 8, 16, 32, 64, 128, 256)
-ANY_HEAD_DIMS: Final = {True: (64, 80, 256), False: HEAD_DIMS}
+ANY_HEAD_DIMS: Final = {True: (64, 80, 256, 576), False: (*HEAD_DIMS, 576)}
 ANY_GQA: Final = {True: (1, 3, 8), False: (1, 2, 3, 4, 5, 6, 7, 8, 16)}
-ANY_PAGES: Final = {True: (1, 3, 16, 64), False: (1, 3, 16, 64, 256)}
+ANY_PAGES: Final = {True: (1, 3, 16, 64, 512), False: (1, 3, 16, 64, 256, 512)}
 LONG: Final = 4097
+LAYERS: Final = 41
+MANY_SLOTS: Final = 70_000
+"""More than 16 bits can number."""
 
 
 class _Crowd(NamedTuple):
@@ -115,8 +119,14 @@ def _varied(box: Caps, base: AttentionCheck, quick: bool) -> Iterator[AttentionC
     for kv_dtype in names_of(box.kv_dtypes, DTYPES):
         if kv_dtype != (base.kv_dtype or base.dtype):
             yield _named(small, f"kv_dtype={kv_dtype}", kv_dtype=kv_dtype)
-    for heads in (1, 3) if quick else (1, 3, 8):
+    for heads in (1, 3, 17) if quick else (1, 3, 8, 17, 32):
         yield _named(small, f"kv_heads={heads}", kv_heads=heads)
+    for name, _, kv_heads, dim, ratio in ((*heads, heads.gqa_ratio) for heads in real_heads()):
+        if claims(box.gqa_ratios, ratio) and claims(box.head_dims, dim):
+            shape = {"gqa_ratio": ratio, "kv_heads": kv_heads, "head_dim": dim, "layers": (LayerFacts(_scale(dim)),)}
+            yield _named(small, f"heads_of={name}", **shape)
+    smallest = {"page_size": min(pages), "kv_heads": 1} if (pages := inside(box.page_sizes, (1,), True)) else {}
+    yield _named(small, f"slots={MANY_SLOTS}", slots=MANY_SLOTS, **smallest)
 
 
 def _few(base: AttentionCheck) -> tuple[tuple[int, int], ...]:
@@ -134,17 +144,23 @@ def _special(box: Caps, base: AttentionCheck, quick: bool) -> Iterator[Attention
     if windowed:
         for window in (1, 16, 100):
             yield _named(base, f"window={window}", rows=rows, layers=(LayerFacts(scale, window=window),))
+        wide = ((1, 1501), (1, 2000)) if base.phase == "decode" else ((3, 1502), (40, 2000))
+        yield _named(base, "window=1500", rows=wide, kv_heads=1, layers=(LayerFacts(scale, window=1500),))
     if capped:
         yield _named(base, "softcap=2", rows=rows, layers=(LayerFacts(scale, softcap=2.0),))
     if windowed and capped:
         yield _named(base, "window=20,softcap=5", rows=rows, layers=(LayerFacts(scale, window=20, softcap=5.0),))
     others = (LayerFacts(scale / 3), LayerFacts(scale, window=9 if windowed else None), LayerFacts(scale))
     yield _named(base, "layers", rows=rows, layers=others)
+    many = tuple(LayerFacts(scale / (1 + layer % 7)) for layer in range(LAYERS))
+    yield _named(base, f"layers={LAYERS}", rows=rows[-2:], kv_heads=1, layers=many)
     yield _named(base, "one_row", rows=rows[-1:])
     yield _named(base, "huge_scores", rows=rows, layers=(LayerFacts(30.0 * scale),))
     yield _named(
         base, "batch=33", rows=tuple((1, 1 + 3 * n) for n in range(33)) if base.phase == "decode" else rows * 11
     )
+    crowd = tuple((1, 1 + n) for n in range(130)) if base.phase == "decode" else ((1, 18), (2, 3)) * 65
+    yield _named(base, "batch=130", kv_heads=1, rows=crowd)
     long = ((1, LONG), (1, 700)) if base.phase == "decode" else ((300, 300), (9 if quick else 300, LONG))
     yield _named(base, f"length={LONG}", rows=long, kv_heads=1)
     if base.phase == "prefill":
@@ -155,6 +171,8 @@ def _special(box: Caps, base: AttentionCheck, quick: bool) -> Iterator[Attention
     yield _named(base, "moved", scenario="moved", rows=rows)
     yield _named(base, "in_turn", scenario="in_turn", rows=rows)
     yield _named(base, "growth", scenario="growth", rows=rows)
+    repeated = ((1, 17), (1, 40)) if base.phase == "decode" else ((5, 17), (1, 20))
+    yield _named(base, "endurance", scenario="endurance", kv_heads=1, rows=((repeated[0][0], 1), *repeated))
 
 
 def _replays(box: Caps, dtypes: tuple[str, ...], quick: bool, crowd: _Crowd) -> Iterator[AttentionCheck]:

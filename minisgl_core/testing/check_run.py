@@ -10,6 +10,7 @@ import torch
 
 from .check import Check, Result, box_of
 from .compare import Mismatch, fresh, unchanged
+from .endurance import Step, check_endurance, sizes_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,12 @@ class CheckRun:
     may_overwrite: frozenset[str] = frozenset()
     """Inputs that the contract lets a backend overwrite."""
 
+    is_repeatable = True
+    """Are the outputs a function of the inputs alone?"""
+
+    def resize(self, rows: int) -> None:
+        """Inputs that are drawn from now on have so many rows; nothing happens where their number is fixed."""
+
     def draw(self, draw: Draw) -> Tensors:
         """New inputs, of the same shapes each time."""
         raise NotImplementedError
@@ -71,11 +78,11 @@ class CheckRun:
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CallCheck(Check):
     """A check that is one :class:`CheckRun`. ``how``: eager, replay (captured), rewritten (again and again on the same
-    tensors, which hold something else each time), in_turn (several backends side by side), or growth (memory after
-    warm-up).
+    tensors, which hold something else each time), in_turn (several backends side by side), growth (memory after
+    warm-up), or endurance (many calls of changing sizes).
     """
 
-    how: Literal["eager", "replay", "rewritten", "in_turn", "growth"] = "eager"
+    how: Literal["eager", "replay", "rewritten", "in_turn", "growth", "endurance"] = "eager"
     dtype: str = "float32"
     seed: int = 0
 
@@ -98,11 +105,15 @@ class CallCheck(Check):
             return Result({self.dtype: self._in_turn(under_test, fixture)})
         backend = self.build(under_test, fixture, box_of(under_test, self, fixture))
         check_run = self.check_run(backend, fixture)
-        run = {"eager": _eager, "replay": _replay, "rewritten": _rewritten, "growth": _growth}[self.how]
-        worst = run(check_run, fixture, self.seed)
+        note = ""
+        if self.how == "endurance":
+            worst, note = _endurance(check_run, fixture, self.seed)
+        else:
+            run = {"eager": _eager, "replay": _replay, "rewritten": _rewritten, "growth": _growth}[self.how]
+            worst = run(check_run, fixture, self.seed)
         fixture.platform.synchronize()
         backend.close()
-        return Result({self.dtype: worst})
+        return Result({self.dtype: worst}, note)
 
     def _in_turn(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> float:
         """Several backends live beside each other. All are called whenever one has come to life, and the first once
@@ -227,6 +238,22 @@ def _growth(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
     inputs = check_run.draw(Draw(fixture, seed))
     check_growth(fixture, lambda: check_run.call(inputs))
     return 0.0
+
+
+def _endurance(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> tuple[float, str]:
+    draw, sizes = Draw(fixture, seed), sizes_in_turn(fixture)
+    constant = check_run.draw(draw)
+
+    def fresh(number: int) -> float:
+        check_run.resize(sizes[number])
+        inputs = check_run.draw(draw)
+        given = _copies(inputs)
+        return check_run.judge(given, check_run.call(inputs))
+
+    def repeated() -> tuple[torch.Tensor, ...]:
+        return check_run.call(_copies(constant))
+
+    return check_endurance(fixture, Step(fresh, repeated if check_run.is_repeatable else None))
 
 
 def _copies(inputs: Mapping[str, torch.Tensor]) -> Tensors:

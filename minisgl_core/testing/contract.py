@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from minisgl_core.errors import ConfigError
 from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, AnyValue, Caps, Role
-from minisgl_core.registry import build, fuses, load_class
+from minisgl_core.registry import build, fuses, import_hygiene, load_class
 from minisgl_core.registry.imports import import_object
+from minisgl_core.registry.probe import ProbeCrash, ProbeProcess
 
 from .check import Check, Result
 from .compare import Mismatch, expect
@@ -22,14 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContractCheck", "contract_checks"]
 
-HEAVY: Final = ("torch", "triton", "flashinfer", "flash_attn", "flash_attn_interface", "pydantic", "transformers")
-"""What a plugin's entry module may not pull in: discovery imports it in every command, ``minisgl plugins`` included."""
-
-_IMPORT = """
-import importlib, json, sys
-importlib.import_module(sys.argv[1])
-print(json.dumps([name for name in json.loads(sys.argv[2]) if name in sys.modules]))
-"""
+IMPORT_LIMIT_S: Final = 120.0
 
 _ASKED: Final[dict[Role, tuple[str, ...]]] = {
     "attention": ("dtypes", "kv_dtypes", "head_dims", "gqa_ratios", "page_sizes", "kv_layouts", "phases"),
@@ -53,22 +44,26 @@ class ContractCheck(Check):
         return Result(note=note)
 
     def _imports(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> str:
-        """In a fresh process, the plugin's entry module (or the factory's top package) imports nothing heavy."""
+        """In a fresh process, the plugin's entry module (or the factory's top package) imports nothing heavy.
+        Neither it nor the factory's module changes the environment, and of the core both import what is public.
+        """
         module = under_test.module or under_test.spec.factory.partition(":")[0].partition(".")[0]
         if not under_test.module and module == under_test.spec.factory.partition(":")[0]:
             return "the factory lives in a module of its own: no package to import"
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_IMPORT}", module, json.dumps(HEAVY)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        expect(done.returncode == 0, f"importing {module} fails: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-        heavy = json.loads(done.stdout.strip().splitlines()[-1])
-        expect(
-            not heavy, f"importing {module} imports {', '.join(heavy)}: import them inside functions or in the factory"
-        )
+        factory = under_test.spec.factory.partition(":")[0]
+        request = {"module": module, "factories": [factory]}
+        try:
+            with ProbeProcess(IMPORT_LIMIT_S) as process:
+                answer = process.ask({"ask": f"{import_hygiene.__name__}:import_plugin", "with": request})
+        except ProbeCrash as crash:
+            raise Mismatch(f"importing {module}, the process {crash}") from crash
+        expect(answer["ok"], f"importing {module} fails: {answer.get('error')}")
+        heavy, changed = answer["value"]["heavy"], answer["value"]["environment"]
+        inside = "import them inside functions or in the factory"
+        expect(not heavy, f"importing {module} imports {', '.join(heavy)}: {inside}")
+        expect(not changed, f"importing {module} or {factory} changes the environment: {', '.join(changed)}")
+        private = sorted({name for one in (module, factory) for name in import_hygiene.private_imports(one)})
+        expect(not private, f"it imports what is no part of the contract: {', '.join(private)}")
         return ""
 
     def _caps(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Final
 from unittest import SkipTest
 
 import numpy as np
 import torch
 
+from minisgl_core.registry.import_hygiene import changed_variables
+
 from .compare import Mismatch
 
 __all__ = ["same_process"]
 
+CORE: Final = "minisgl_core"
+_METHODS: Final = (FunctionType, property, classmethod, staticmethod)
+
+
+def _shown(before: Any, now: Any) -> str:
+    return "" if now == before else f" from {before} to {now}"
+
+
+def _unnamed(before: Any, now: Any) -> str:
+    return "" if now == before else " "
+
+
+def _variables(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    changed = changed_variables(before, now)
+    return f" ({', '.join(changed)})" if changed else ""
+
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """One thing of which a process has one. ``put`` takes what ``get`` gave."""
+    """One thing of which a process has one. ``put`` takes what ``get`` gave. ``difference`` of two such values is empty
+    if they are equal.
+    """
 
     name: str
     get: Callable[[], Any]
     put: Callable[[Any], object]
-    is_shown: bool = True
-    """Do its values say anything to a person?"""
+    difference: Callable[[Any, Any], str] = _shown
 
 
 def _deterministic() -> str:
@@ -57,6 +79,39 @@ def _numpy_random() -> dict[str, Any]:
     return {**state, "state": {**inner, "key": inner["key"].tolist()}}
 
 
+def _set_environment(values: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(values)
+
+
+def _core_code() -> dict[tuple[Any, str], Any]:
+    """(module or class, name) -> a function, class or method of the core."""
+    found: dict[tuple[Any, str], Any] = {}
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] != CORE:
+            continue
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FunctionType | type) and getattr(value, "__module__", "").startswith(CORE):
+                found[module, name] = value
+                members = vars(value).items() if isinstance(value, type) else ()
+                found.update({(value, key): member for key, member in members if isinstance(member, _METHODS)})
+    return found
+
+
+def _replaced(before: Mapping[tuple[Any, str], Any], now: Mapping[tuple[Any, str], Any]) -> str:
+    changed = sorted(
+        {f"{owner.__name__}.{name}" for (owner, name), value in before.items() if now.get((owner, name)) is not value}
+    )
+    return f" ({', '.join(changed)})" if changed else ""
+
+
+def _put_core_code(before: Mapping[tuple[Any, str], Any]) -> None:
+    now = _core_code()
+    for (owner, name), value in before.items():
+        if now.get((owner, name)) is not value:
+            setattr(owner, name, value)
+
+
 SETTINGS: Final[Sequence[_Setting]] = (
     _Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _Setting("torch's default device", torch.get_default_device, _set_default_device),
@@ -66,9 +121,12 @@ SETTINGS: Final[Sequence[_Setting]] = (
     _Setting(
         "the precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
-    _Setting("torch's random state", _torch_random, _set_torch_random, is_shown=False),
-    _Setting("Python's random state", random.getstate, random.setstate, is_shown=False),
-    _Setting("NumPy's random state", _numpy_random, np.random.set_state, is_shown=False),
+    _Setting("the environment", lambda: dict(os.environ), _set_environment, _variables),
+    _Setting("the working directory", os.getcwd, os.chdir),
+    _Setting("code of minisgl_core", _core_code, _put_core_code, _replaced),
+    _Setting("torch's random state", _torch_random, _set_torch_random, _unnamed),
+    _Setting("Python's random state", random.getstate, random.setstate, _unnamed),
+    _Setting("NumPy's random state", _numpy_random, np.random.set_state, _unnamed),
 )
 """Random states are the host's: reading a GPU's would wait for it."""
 
@@ -102,10 +160,10 @@ def _undo(before: Sequence[Any]) -> list[str]:
     """Put everything back; what had to be."""
     changes = []
     for setting, value in zip(SETTINGS, before, strict=True):
-        now = setting.get()
-        if now != value:
+        difference = setting.difference(value, setting.get())
+        if difference:
             setting.put(value)
-            changes.append(f"{setting.name} from {value} to {now}" if setting.is_shown else setting.name)
+            changes.append(f"{setting.name}{difference}".rstrip())
     return changes
 
 

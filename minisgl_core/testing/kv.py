@@ -13,13 +13,14 @@ import torch
 from minisgl_core.plugin_api import Caps, KVSetup
 from minisgl_core.registry.query import Need
 
-from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
+from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, MANY_SLOTS, PAGE_SIZES
 from .backend_under_test import names_of
 from .check import Result
 from .check_run import CallCheck, CheckRun, Draw, Tensors
 from .collect import collect
 from .compare import expect, same
 from .device_fixture import dtype_named
+from .endurance import STEPS
 from .values import inside, outside, usual
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class KVCheck(CallCheck):
     kv_heads: int = 2
     head_dim: int = 64
     tokens: int = 17
+    slots: int = 0
+    """``store``: the pool has as many at least; then it has one layer in place of three"""
     start: int = 0
     """``index``: the first row of this rank's part"""
 
@@ -98,15 +101,20 @@ class _Store(CheckRun):
     """Into the middle layer of a pool of three; the last tokens are padding that shares a slot of the dummy page."""
 
     is_new = False
+    is_repeatable = False
 
     def __init__(self, check: KVCheck, backend: Any, fixture: DeviceFixture) -> None:
         self._c, self._backend = check, backend
-        slots = max(POOL_ELEMENTS // (check.kv_heads * check.head_dim), 2 * check.tokens)
+        slots = max(POOL_ELEMENTS // (check.kv_heads * check.head_dim), 2 * check.tokens, check.slots)
+        self._layer, layers = (0, 1) if check.slots else (1, 3)
         self.pages = slots // check.page_size + 2
-        shape = (2, 3, self.pages + 1, check.page_size, check.kv_heads, check.head_dim)
+        shape = (2, layers, self.pages + 1, check.page_size, check.kv_heads, check.head_dim)
         kv_dtype = dtype_named(check.kv_dtype or check.dtype)
         self._before = Draw(fixture, check.seed + 1).normal(*shape).to(kv_dtype)
         self._pool = self._before.clone()
+
+    def resize(self, rows: int) -> None:
+        self._c = replace(self._c, tokens=rows)
 
     def draw(self, draw: Draw) -> Tensors:
         c = self._c
@@ -130,17 +138,17 @@ class _Store(CheckRun):
 
     def call(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         k, v = self._rows(inputs["qkv"])
-        self._backend.store(self._pool[0, 1], self._pool[1, 1], k, v, inputs["out_loc"])
+        self._backend.store(self._pool[0, self._layer], self._pool[1, self._layer], k, v, inputs["out_loc"])
         return (self._pool,)
 
     def judge(self, inputs: Tensors, outputs: Sequence[torch.Tensor]) -> float:
         want = self._before.clone()
         slots = inputs["out_loc"][: self.live].long()
-        for cache, rows in zip(want[:, 1], self._rows(inputs["qkv"]), strict=True):
+        for cache, rows in zip(want[:, self._layer], self._rows(inputs["qkv"]), strict=True):
             cache.flatten(0, 1)[slots] = rows[: self.live].to(cache.dtype)
-        # What the dummy page holds is nobody's concern, in the layer that was written.
+        # The dummy page is there for writes that nobody reads: in the layer that was written it may hold anything.
         live = outputs[0].clone()
-        live[:, 1, -1] = want[:, 1, -1]
+        live[:, self._layer, -1] = want[:, self._layer, -1]
         same(live.flatten(2, 3), want.flatten(2, 3), "the pool (k and v, layer, slot, head, dim)")
         return 0.0
 
@@ -152,6 +160,9 @@ class _Index(CheckRun):
 
     def __init__(self, check: KVCheck, backend: Any) -> None:
         self._c, self._backend = check, backend
+
+    def resize(self, rows: int) -> None:
+        self._c = replace(self._c, tokens=rows)
 
     def draw(self, draw: Draw) -> Tensors:
         table = draw.normal(self.ROWS + 3, self._c.head_dim, dtype=dtype_named(self._c.dtype))
@@ -233,7 +244,10 @@ def _of_box(box: Caps, quick: bool) -> Iterator[KVCheck]:
         yield check("index,first", scenario="index", tokens=23)
         if quick and dtype != dtypes[0]:
             continue
-        for tokens in (1, 2, 130, 1025):
+        for heads in (1, 17):
+            yield check(f"store,kv_heads={heads}", kv_heads=heads)
+        yield check(f"store,slots={MANY_SLOTS}", slots=MANY_SLOTS, kv_heads=1)
+        for tokens in (1, 2, 130, 1100, 4200):
             yield check(f"store,tokens={tokens}", tokens=tokens)
             yield check(f"index,tokens={tokens}", scenario="index", tokens=tokens, start=7)
         for dim in inside(box.head_dims, ANY_HEAD_DIMS[quick], quick):
@@ -247,6 +261,8 @@ def _of_box(box: Caps, quick: bool) -> Iterator[KVCheck]:
         yield check("index,rewritten", how="rewritten", scenario="index", tokens=23, start=100)
         yield check("store,in_turn", how="in_turn")
         yield check("growth", how="growth")
+        yield check("endurance", how="endurance", tokens=STEPS)
+        yield check("index,endurance", scenario="index", how="endurance", tokens=STEPS, start=7)
         yield check("match_len", scenario="match_len")
         yield check("large", scenario="large", kv_heads=8)
         if box.graph != "never":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +51,9 @@ class _Product(CheckRun):
         self._prepared = backend.prepare_weights(self._weight.clone())
         if (kept := backend.weight_of(self._prepared)) is not None:
             same(kept, self._weight, "weight_of")
+
+    def resize(self, rows: int) -> None:
+        self._c = replace(self._c, m=rows)
 
     def draw(self, draw: Draw) -> Tensors:
         c, dtype = self._c, dtype_named(self._c.dtype)

@@ -12,7 +12,9 @@ from minisgl_core.plugin_api.linear import neighbours
 from .attention_checks import DTYPES
 from .backend_under_test import names_of
 from .collect import collect
+from .endurance import STEPS
 from .linear import FusedLinearCheck, LinearCheck
+from .real_sizes import LARGEST_INTERMEDIATE, LARGEST_VOCAB
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
@@ -45,9 +47,12 @@ def _of_box(box: Caps, quick: bool) -> Iterator[LinearCheck]:
         for n, k in ((1, 64), (5, 576), (1000, 32), (96, 1536)):
             yield check(f"n={n},k={k}", n=n, k=k, m=3)
             yield check(f"n={n},k={k},m=40", n=n, k=k, m=40)
+        for n, k in ((3, LARGEST_INTERMEDIATE), (LARGEST_VOCAB, 64)):
+            yield check(f"n={n},k={k}", n=n, k=k, m=3)
         yield check("rewritten", how="rewritten", bias=True)
         yield check("in_turn", how="in_turn")
         yield check("growth", how="growth")
+        yield check("endurance", how="endurance", m=STEPS)
         if box.graph != "never":
             for m in (1, 40):
                 yield check(f"replay,m={m}", how="replay", m=m, bias=True)

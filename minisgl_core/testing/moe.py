@@ -17,6 +17,7 @@ from .check_run import CallCheck, CheckRun, Draw, Tensors
 from .collect import collect
 from .compare import close, expect
 from .device_fixture import dtype_named
+from .endurance import STEPS
 from .reference import experts
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class _Experts(CheckRun):
             w2 = draw.normal(check.experts, check.hidden, check.width, dtype=dtype, scale=check.width**-0.5)
             self._truth.append((w13, w2))
             self._weights.append(backend.prepare_weights(layer, w13.clone(), w2.clone()))
+
+    def resize(self, rows: int) -> None:
+        self._c = replace(self._c, tokens=rows)
 
     def draw(self, draw: Draw) -> Tensors:
         """x, ids and weights of each layer that is called: ``x1`` is layer 1's."""
@@ -175,6 +179,7 @@ def _of_box(box: Caps, quick: bool) -> Iterator[MoECheck]:
         if not quick:
             yield check("qwen3-30b-a3b,tp=4", experts=128, top_k=8, hidden=2048, width=192, tokens=33)
         yield check("growth", how="growth")
+        yield check("endurance", how="endurance", tokens=STEPS, hidden=64, width=48)
         if box.graph != "never":
             yield check("replay", how="replay")
             yield check("replay,padding", how="replay", routing="padding")

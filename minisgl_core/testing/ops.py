@@ -45,6 +45,8 @@ class OpsCheck(CallCheck):
     page_size: int = 16
     kv_dtype: str = ""
     """Empty = dtype"""
+    slots: int = 0
+    """The pool has as many at least."""
     top_k: int = 2
     renormalize: bool = False
 
@@ -139,6 +141,9 @@ class _OpRun(CheckRun):
         self.c, self.backend, self.fixture = check, backend, fixture
         self.dtype = dtype_named(check.dtype)
 
+    def resize(self, rows: int) -> None:
+        self.c = replace(self.c, tokens=rows)
+
     def norm_weight(self, draw: Draw, width: int) -> torch.Tensor:
         """Around one, so that the result keeps x's scale."""
         return (draw.normal(width).abs() * 0.5 + 0.5).to(self.dtype)
@@ -203,7 +208,7 @@ class _RopeStore(_OpRun):
 
     def __init__(self, check: OpsCheck, backend: Any, fixture: DeviceFixture) -> None:
         super().__init__(check, backend, fixture)
-        self.pages = (2 * check.tokens) // check.page_size + 3
+        self.pages = max(2 * check.tokens, check.slots) // check.page_size + 3
         shape = (2, 2, self.pages + 1, check.page_size, check.kv_heads, check.head_dim)
         self._before = Draw(fixture, check.seed + 1).normal(*shape).to(dtype_named(check.kv_dtype or check.dtype))
         self._pool = self._before.clone()
@@ -216,8 +221,9 @@ class _RopeStore(_OpRun):
         c = self.c
         self._pool.copy_(self._before)
         angles = draw.normal(MAX_POSITION, c.rotary_dim // 2, scale=3.0)
-        out_loc = draw.order(self.pages * c.page_size)[: c.tokens]
-        out_loc[self._live :] = self.pages * c.page_size
+        slots = self.pages * c.page_size
+        out_loc = torch.cat((torch.full((1,), slots - 1, device=draw.device), draw.order(slots - 1)))[: c.tokens]
+        out_loc[self._live :] = slots
         positions = draw.integers(0, MAX_POSITION, c.tokens)
         positions[0] = MAX_POSITION - 1
         inputs = {

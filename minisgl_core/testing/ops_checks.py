@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl_core.plugin_api import OP_NAMES, Caps, SamplingMode
 
-from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, PAGE_SIZES
+from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, MANY_SLOTS, PAGE_SIZES
 from .backend_under_test import names_of
 from .collect import collect
+from .endurance import STEPS
 from .ops import OpsCheck
 from .ops_sample import SampleCheck
+from .real_sizes import LARGEST_HIDDEN, LARGEST_INTERMEDIATE
 from .values import inside, outside, usual
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ def _of_op(box: Caps, op: str, quick: bool) -> Iterator[OpsCheck]:
             yield _named(base, "rewritten", how="rewritten")
             yield _named(base, "in_turn", how="in_turn")
             yield _named(base, "growth", how="growth")
+            yield _named(base, "endurance", how="endurance", tokens=STEPS, width=64)
             if box.graph != "never":
                 yield _named(base, "replay", how="replay")
 
@@ -70,7 +73,8 @@ def _rows(box: Caps, base: OpsCheck, quick: bool) -> Iterator[OpsCheck]:
     """Norms and the activation: row counts, widths, and for norms where eps and overflow show."""
     for tokens in (1, 2, 130) if quick else (1, 2, 16, 130, 1025):
         yield _named(base, f"tokens={tokens}", tokens=tokens)
-    for width in (8, 64, 1024) if quick else (8, 64, 96, 896, 1024, 4096, 11008):
+    largest = LARGEST_INTERMEDIATE if base.op == "act_and_mul" else LARGEST_HIDDEN
+    for width in (8, 64, 1024, largest) if quick else (8, 64, 96, 896, 1024, 4096, 11008, largest):
         yield _named(base, f"width={width}", width=width)
     if base.op != "act_and_mul":
         yield _named(base, "tiny_values", x_scale=1e-3)
@@ -96,9 +100,10 @@ def _rope(box: Caps, base: OpsCheck, quick: bool) -> Iterator[OpsCheck]:
     yield _named(base, "half_rotary", rotary_dim=dim // 2)
     yield _named(base, "half_rotary,no_norm", rotary_dim=dim // 2, norms=False)
     yield _named(base, "large_eps", eps=0.5)
-    for tokens in (1, 2, 130):
+    for tokens in (1, 2, 130, 1100):
         yield _named(base, f"tokens={tokens}", tokens=tokens)
-    for q_heads, kv_heads in ((7, 1), (9, 3), (16, 8)):
+    yield _named(base, f"slots={MANY_SLOTS}", slots=MANY_SLOTS, q_heads=1, kv_heads=1)
+    for q_heads, kv_heads in ((7, 1), (9, 3), (16, 8), (40, 8), (32, 32)):
         yield _named(base, f"heads={q_heads}/{kv_heads}", q_heads=q_heads, kv_heads=kv_heads)
     for other in inside(box.head_dims, ANY_HEAD_DIMS[quick], quick):
         yield _named(base, f"head_dim={other}", head_dim=other, rotary_dim=other)
@@ -129,6 +134,7 @@ def _sample(box: Caps, dtype: str, thorough: bool, quick: bool) -> Iterator[Samp
         yield replace(base, name=f"{base.name}/flat", x_scale=0.1)
         yield replace(base, name=f"{base.name}/rewritten", how="rewritten")
         yield replace(base, name=f"{base.name}/in_turn", how="in_turn")
+        yield replace(base, name=f"{base.name}/endurance", how="endurance", tokens=5, width=65)
         if mode != "greedy":
             yield replace(base, name=f"{base.name}/frequencies", scenario="frequencies", tokens=4000, width=4)
         if box.graph != "never":

@@ -6,17 +6,29 @@ from collections.abc import Sequence
 
 from minisgl_core.plugin_api import AnyValue, MultipleOf, OneOf
 
-__all__ = ["inside", "outside", "usual"]
+__all__ = ["claims", "inside", "outside", "usual"]
 
 Ints = OneOf | MultipleOf | AnyValue | None
 
 
+def claims(declared: Ints, value: int) -> bool:
+    """Does the declaration claim this value?"""
+    if isinstance(declared, MultipleOf):
+        return value % declared.base == 0
+    return isinstance(declared, AnyValue) or (declared is not None and value in declared.values)
+
+
 def inside(declared: Ints, probes: Sequence[int], quick: bool) -> tuple[int, ...]:
-    """Values that a declaration claims. ``probes``: what to try where it claims everything. Quick: the ends."""
+    """Values that a declaration claims. ``probes``: what to try where it claims everything; of multiples, which are as
+    many, also the first that is no smaller than the largest of them. Quick: the ends.
+    """
     if isinstance(declared, AnyValue):
         return tuple(probes)
     if isinstance(declared, MultipleOf):
-        return (declared.base, 2 * declared.base) if quick else tuple(n * declared.base for n in (1, 2, 3))
+        base = declared.base
+        large = -(-max(probes, default=0) // base) * base
+        multiples = (base, 2 * base, large) if quick else (base, 2 * base, 3 * base, large)
+        return tuple(sorted({n for n in multiples if n}))
     values = tuple(sorted(set(declared.values))) if declared is not None else ()
     return tuple(sorted({values[0], values[-1]})) if quick and values else values
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from minisgl_core.plugin_api import BackendSpec, Caps, OneOf
 from minisgl_core.registry import Candidate, PluginRecord, Registry
 from minisgl_core.testing import AttentionSuite, BackendUnderTest, DeviceFixture, Mismatch, backend_under_test
 from minisgl_core.testing.check_process import MOST_ENDS, MOST_HANGS, CheckProcess
+from minisgl_core.testing.run import run_checks
 from minisgl_core.testing.suite import checks_of
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -165,3 +167,49 @@ def test_case_141_a_refusal_is_no_failure(verified: Any, name: str, refused: lis
     assert [name for name, outcome in outcomes.items() if outcome["status"] == "refused"] == refused
     assert card["checks"]["refused"] == len(refused) and card["checks"]["failed"] == 0
     assert "wanted a prebuilt kernel, supported none" in outcomes[refused[0]]["detail"]
+
+
+def test_case_141_flashinfer_refuses_kernels_that_may_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes, plugin = pytest.importorskip("minisgl_cpu_sim.fakes"), pytest.importorskip("minisgl_flashinfer.plugin")
+    fakes.inject(monkeypatch, "flashinfer")
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    spec = fakes.on_cpu(plugin.minisgl_attention_backends()[0])
+    under_test = BackendUnderTest(replace(spec, caps=spec.caps[:1]), options={"workspace_mib": 16})
+    device = DeviceFixture("cpu")
+    names = (
+        "decode/float32/head_dim",
+        "decode/float32/window=16",
+        "decode/float32/softcap=2",
+        "decode/float32/one_row",
+    )
+    checks = [check for check in checks_of(under_test, device, quick=True) if check.name.startswith(names)]
+    outcomes = {outcome.name: outcome for outcome in run_checks(under_test, checks, device)}
+    refused = [name for name, outcome in outcomes.items() if outcome.status == "refused"]
+    assert refused == [f"decode/float32/{name}" for name in ("head_dim=256", "window=16", "softcap=2")]
+    assert {outcomes[name].status for name in outcomes if name not in refused} == {"passed"}
+    assert "FLASHINFER_DISABLE_JIT forbids" in outcomes[refused[0]].detail
+
+
+def test_case_119_doctor_names_what_an_import_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minisgl_core.doctor import diagnose
+    from minisgl_core.registry import DeviceFacts
+
+    (tmp_path / "impolite_plugin.py").write_text(
+        "import os\n"
+        "from minisgl_core.plugin_api import PluginInfo, hookimpl\n"
+        "os.environ['OMP_SCHEDULE'] = 'static'\n"
+        "MINISGL_PLUGIN = PluginInfo('impolite', {'kv': '>=1,<2'})\n"
+        "@hookimpl\n"
+        "def minisgl_kv_kernels():\n"
+        "    from minisgl_core.scheduler import Scheduler\n"
+        "    return []\n"
+    )
+    info = tmp_path / "impolite-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: impolite\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[minisgl]\nmain = impolite_plugin\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {item.text for item in diagnose(DeviceFacts(kind="cpu"), allow=["impolite"]).findings}
+    assert "importing impolite_plugin changes the environment: OMP_SCHEDULE" in found
+    private = "it imports what is no part of the contract: minisgl_core.scheduler (impolite_plugin.py:7)"
+    assert private in found

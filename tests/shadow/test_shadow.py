@@ -238,3 +238,20 @@ def test_wrong_settings_are_named(shadow: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig("x", shadow=shadow)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near", "far"),
+    [(torch.float32, 3e-5, 3e-4), (torch.bfloat16, 0.004, 0.1)],
+    ids=["float32", "bfloat16"],
+)
+def test_what_is_a_divergence_is_a_few_roundings(
+    run: Any, candidate: Any, dtype: torch.dtype, near: float, far: float
+) -> None:
+    """A bfloat16 rounding is 2**-8 = 0.004; sums of up to 64 float32 products err by 64 * 2**-24 = 4e-6 at most."""
+    candidate(spoiled(lambda _, out, layer, batch: out + near))
+    _, report = run(shadow={"attention": "new"}, dtype=dtype)
+    assert report.divergence is None and report.worst_error > near / 2
+    candidate(spoiled(lambda _, out, layer, batch: out + far))
+    _, report = run(shadow={"attention": "new"}, dtype=dtype)
+    assert report.divergence is not None and report.divergence.error > far / 2

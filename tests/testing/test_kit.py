@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import SkipTest
@@ -16,16 +17,20 @@ from minisgl_core import testing
 from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, LayerFacts, MultipleOf, OneOf
 from minisgl_core.testing import (
+    TOLERANCE,
     AttentionCheck,
     AttentionSuite,
     BackendUnderTest,
     DeviceFixture,
     Mismatch,
     checks_of,
+    moe,
+    ops,
     ops_reference,
 )
 from minisgl_core.testing.attention_bench import AttentionBench, Geometry, whose
 from minisgl_core.testing.compare import close, fresh, same, unchanged
+from minisgl_core.testing.endurance import REPEATABLE
 from minisgl_core.testing.reference import attention, experts
 from minisgl_core.testing.values import inside, outside, usual
 
@@ -209,3 +214,21 @@ def test_the_documentation_names_what_the_kit_offers() -> None:
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1]
     with pytest.raises(UsageError, match="no installed plugin offers 'attention:mine@my-package'"):
         exec(code, {})
+
+
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Half of the distance of neighbouring numbers, in relation to them: 11 and 8 bits of precision."""
+
+
+@pytest.mark.parametrize("tolerances", [TOLERANCE, moe.TOLERANCE, ops.NORM_TOLERANCE], ids=["kit", "moe", "norm"])
+def test_tolerances_are_a_few_roundings(tolerances: Mapping[str, float]) -> None:
+    """Two are the least: of what is computed inside in the model's dtype, and of the result. Ten times what the kit
+    accepts would be more than 13.
+    """
+    for dtype, rounding in ROUNDING.items():
+        assert 2 * rounding <= tolerances[dtype] <= 13 * rounding, dtype
+    # float32: sums of 4,097 terms, the longest in the kit, err by 4,097 roundings of 2**-24 at most
+    assert 2 * 2.0**-24 <= tolerances["float32"] <= 4097 * 2.0**-24
+    assert max(REPEATABLE.values()) <= TOLERANCE["bfloat16"] / 2
+    for dtype, rounding in ROUNDING.items():
+        assert rounding <= REPEATABLE[dtype] <= 2.1 * rounding, dtype

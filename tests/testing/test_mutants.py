@@ -70,6 +70,44 @@ STATE = [
     Mutant("attention", "SeedsTheProcess", "decode/float32/ragged", "torch's random state"),
 ]
 
+HIDDEN = [
+    Mutant("attention", "WrongFromCall100", "decode/float32/endurance", "after 50 others"),
+    Mutant("attention", "WrongFromCall100", "prefill/float32/endurance", "after 50 others"),
+    Mutant("attention", "KeepsMemoryOfEachCall", "decode/float32/endurance", "bytes in use"),
+    Mutant("attention", "KeepsATableOfEachLength", "decode/float32/endurance", "each new length, leaves"),
+    Mutant("attention", "DiffersInOneOfTwentyCalls", "decode/float32/endurance", "the same call, run again after"),
+    Mutant("attention", "CannotDo17KVHeads", "kv_heads=17"),
+    Mutant("attention", "PairsOddHeads", "heads_of=smollm2-135m"),
+    Mutant("attention", "ForgetsRowsBeyond64", "decode/float32/batch=130"),
+    Mutant("attention", "WindowsOf1024AtMost", "window=1500"),
+    Mutant("attention", "FactsOfEightLayers", "layers=41", "layer 8"),
+    Mutant("attention", "ForgetsDimsBeyond512", "head_dim=576"),
+    Mutant("attention", "PagesOf256AtMost", "page_size=512"),
+    Mutant("attention", "SlotsIn16Bits", "slots=70000"),
+    Mutant("kv", "StoresSlotsIn16Bits", "slots=70000"),
+    Mutant("kv", "Stores1024RowsAtMost", "tokens=1100"),
+    Mutant("linear", "SumsThe8192FirstColumns", "n=3,k=", caps=PRODUCTS),
+    Mutant("linear", "Numbers65536Outputs", "k=64", caps=PRODUCTS),
+    Mutant("linear", "KeepsEveryInput", "endurance", "bytes in use", PRODUCTS),
+    Mutant("attention", "OffBySixPercentInBfloat16", "decode/bfloat16/ragged", "allowed 0.02"),
+    Mutant("attention", "PatchesTheCore", "decode/float32/ragged", "code of minisgl_core (LayerFacts.__repr__)"),
+    Mutant("attention", "ChangesTheEnvironment", "decode/float32/ragged", "the environment (OMP_SCHEDULE)"),
+    Mutant(
+        "attention",
+        "ChangesTheEnvironmentAtImport",
+        "contract/imports",
+        "importing impolite or impolite.environment changes the environment: OMP_SCHEDULE",
+        module="impolite.environment",
+    ),
+    Mutant(
+        "attention",
+        "ImportsTheEngine",
+        "contract/imports",
+        "minisgl_core.engine (private.py:8), minisgl_core.scheduler (private.py:10)",
+        module="impolite.private",
+    ),
+]
+
 MUTANTS = [
     Mutant("attention", "MaskMissesTheQueryItself", "prefill/float32", "layer 0"),
     Mutant("attention", "IgnoresTheWindow", "window=16"),
@@ -102,6 +140,7 @@ MUTANTS = [
     Mutant("attention", "CannotDoHeadDim80", "head_dim=80", "unsupported head_dim 80"),
     Mutant("attention", "LeavesOutTheLastTileOfLongPrompts", "prompt=577", "of row 0: 577 new of 577 tokens"),
     *(replace(mutant, module="mutants_state") for mutant in STATE),
+    *(replace(mutant, module=mutant.module or "mutants_hidden") for mutant in HIDDEN),
     Mutant("kv", "OffsetOverflows", "store"),
     Mutant("kv", "WritesOneRowTooMany", "store"),
     Mutant("kv", "WrongPageStride", "store"),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from .compiling import refuse_if_missing
+
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import AttentionSetup, BatchView, LayerFacts
 
@@ -63,7 +65,11 @@ class Planned:
 
     def _plan(self, plan: Callable[..., None], *tensors: torch.Tensor, **arguments: Any) -> None:
         self._copied.synchronize()
-        plan(*tensors, *self._geometry, **self._arguments, **arguments)
+        try:
+            plan(*tensors, *self._geometry, **self._arguments, **arguments)
+        except RuntimeError as error:
+            refuse_if_missing(error)
+            raise
         self._copied.record()
 
     def run(self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .compiling import refuse_if_missing
+
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import OpsSetup, SampleArgs, SamplingMode
 
@@ -26,6 +28,13 @@ class FlashInferSampling:
 
     def sample(self, logits: torch.Tensor, args: SampleArgs, mode: SamplingMode) -> torch.Tensor:
         """Logits (B, V) -> ids (B,) int32; -1 for a row whose maximum is NaN."""
+        try:
+            return self._sample(logits, args, mode)
+        except RuntimeError as error:
+            refuse_if_missing(error)
+            raise
+
+    def _sample(self, logits: torch.Tensor, args: SampleArgs, mode: SamplingMode) -> torch.Tensor:
         logits = logits.float()
         top, ids = logits.max(dim=-1)
         if mode != "greedy":

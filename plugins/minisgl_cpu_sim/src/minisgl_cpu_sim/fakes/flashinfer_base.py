@@ -3,11 +3,13 @@
 A plan is worked out in the wrapper's host staging memory and copied to its int workspace, as the real one does, and a
 run reads it from there: wrappers that share a workspace spoil each other's plans here, too. A plan says how many query
 tokens each row has and how many of its pages will be visited; a row that has grown since then misses its newest keys.
+With ``FLASHINFER_DISABLE_JIT=1`` a plan raises :class:`MissingJITCacheError` for kernels that are not prebuilt.
 float32 is accepted on top of what the real library takes, so that results can be compared exactly.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import torch
@@ -27,6 +29,17 @@ def dtype_of(given: str | torch.dtype) -> torch.dtype:
     require(dtype in _DTYPES, f"{dtype} is not supported")
     found: torch.dtype = dtype
     return found
+
+
+class MissingJITCacheError(RuntimeError):
+    """What the real library raises for a kernel that is not prebuilt if ``FLASHINFER_DISABLE_JIT`` is 1."""
+
+
+def _load_kernel(head_dim: int, facts: dict[str, Any]) -> None:
+    """The fake has prebuilt what the usual cache of kernels has: head_dim 64 and 128 without window and soft cap."""
+    plain = facts["window_left"] < 0 and not facts["logits_soft_cap"]
+    if os.environ.get("FLASHINFER_DISABLE_JIT") == "1" and not (plain and head_dim in (64, 128)):
+        raise MissingJITCacheError("JIT compilation is disabled and the cache lacks the module")
 
 
 class PlannedWrapper:
@@ -80,6 +93,7 @@ class PlannedWrapper:
 
     def _keep(self, q_heads: int, kv_heads: int, head_dim: int, page_size: int, **facts: Any) -> None:
         require(q_heads % kv_heads == 0, f"{q_heads} query heads on {kv_heads} kv heads")
+        _load_kernel(head_dim, facts)
         if facts["pos_encoding_mode"] != "NONE":
             raise NotImplementedError("the fake wrappers encode no positions")
         q_dtype = dtype_of(facts["q_data_type"])

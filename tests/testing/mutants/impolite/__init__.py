@@ -1,0 +1,1 @@
+"""A package whose backends are right, and whose imports are not."""
