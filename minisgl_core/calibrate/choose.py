@@ -9,14 +9,14 @@ from itertools import groupby, pairwise
 from typing import Any, Final
 
 from minisgl_core.modelconfig import ModelConfig
-from minisgl_core.registry import PlanQuery, Registry
+from minisgl_core.registry import Plan, PlanQuery, Registry
 
 from .store import Loaded, Point, load
 
-__all__ = ["Crossover", "apply", "costs_by_batch", "costs_by_slot", "crossovers"]
+__all__ = ["NOISE", "Rule", "apply", "costs_by_batch", "costs_by_slot", "rules_of"]
 
 NOISE: Final = 0.03
-"""A gain below this share is none: the backend that is best on the whole keeps such a bucket."""
+"""A gain below this share is none even on a quiet machine: the backend that is best on the whole keeps the bucket."""
 _BY_BATCH: Final = ("attention.decode", "attention.prefill")
 """Slots, beside those of weights, whose choice the engine can make by the number of rows."""
 
@@ -29,18 +29,28 @@ def apply(query: PlanQuery, model: ModelConfig, registry: Registry) -> tuple[Pla
     loaded = load(query, model, registry)
     if loaded.calibration is None:
         return query, loaded
-    points = loaded.calibration.points
-    return replace(query, calibration=costs_by_slot(points), calibration_by_batch=costs_by_batch(points)), loaded
+    points, noise = loaded.calibration.points, max(NOISE, loaded.calibration.noise)
+    by_slot, by_batch = costs_by_slot(points, noise), costs_by_batch(points, noise)
+    return replace(query, calibration=by_slot, calibration_by_batch=by_batch), loaded
 
 
-def costs_by_slot(points: Iterable[Point]) -> dict[str, dict[str, float]]:
-    """By slot: each backend's mean cost over all sizes. ``linear`` stands for all weights."""
+def costs_by_slot(points: Iterable[Point], noise: float = NOISE) -> dict[str, dict[str, float]]:
+    """By slot: each backend's mean cost over all sizes. ``linear`` stands for all weights. What is within ``noise`` of
+    the best costs as much as the best, so that the tier decides.
+    """
     slots = {slot: _mean([_relative(group) for group in _by_rows(some).values()]) for slot, some in _by_slot(points)}
     weights = [costs for slot, costs in slots.items() if slot.startswith("linear.")]
-    return {**slots, **({"linear": _mean(weights)} if weights else {})}
+    if weights:
+        slots["linear"] = _mean(weights)
+    return {slot: _without_noise(costs, noise) for slot, costs in slots.items()}
 
 
-def costs_by_batch(points: Iterable[Point]) -> dict[str, list[tuple[int | None, Costs]]]:
+def _without_noise(costs: Costs, noise: float) -> dict[str, float]:
+    best = min(costs.values(), default=0.0)
+    return {name: best if cost <= best * (1 + noise) else cost for name, cost in costs.items()}
+
+
+def costs_by_batch(points: Iterable[Point], noise: float = NOISE) -> dict[str, list[tuple[int | None, Costs]]]:
     """By slot: (largest number of rows, costs), ascending, the last without one. Between two measured numbers of rows
     the border is their geometric mean.
     """
@@ -52,7 +62,7 @@ def costs_by_batch(points: Iterable[Point]) -> dict[str, list[tuple[int | None, 
         overall = _mean(list(measured.values()))
         limits = [*_borders(list(measured)), None]
         found[slot] = [
-            (limit, _steadied(costs, overall)) for limit, costs in zip(limits, measured.values(), strict=True)
+            (limit, _steadied(costs, overall, noise)) for limit, costs in zip(limits, measured.values(), strict=True)
         ]
     return found
 
@@ -61,12 +71,12 @@ def _borders(rows: Sequence[int]) -> list[int]:
     return [max(low, math.isqrt(low * high)) for low, high in pairwise(rows)]
 
 
-def _steadied(costs: Costs, overall: Costs) -> dict[str, float]:
+def _steadied(costs: Costs, overall: Costs, noise: float) -> dict[str, float]:
     """Prefer the backend that is best on the whole where another's gain is noise."""
     usual = min(overall, key=lambda name: (overall[name], name), default=None)
-    if usual is None or costs.get(usual, math.inf) > 1 + NOISE:
+    if usual is None or costs.get(usual, math.inf) > 1 + noise:
         return dict(costs)
-    return {**costs, usual: min(1.0, costs[usual]) * (1 - NOISE)}
+    return {**costs, usual: min(1.0, costs[usual]) * (1 - noise)}
 
 
 def _relative(points: Sequence[Point]) -> dict[str, float]:
@@ -100,36 +110,29 @@ def _grouped(points: Iterable[Point], key: Callable[[Point], Any]) -> list[tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Crossover:
-    """In one slot at one length, the fastest backend by number of rows."""
+class Rule:
+    """What a plan does in one measured slot: its backends by number of rows."""
 
     slot: str
-    length: int
-    fastest: tuple[tuple[int | None, str], ...]
+    backends: tuple[tuple[int | None, str], ...]
     """(largest number of rows, backend), ascending; the last without one"""
 
     def __str__(self) -> str:
-        at = f" at {self.length} tokens" if self.length else ""
-        parts = [f"{name} up to {rows} rows" if rows else f"{name} above" for rows, name in self.fastest[:-1]]
-        last = self.fastest[-1][1]
-        return f"{self.slot}{at}: {', '.join([*parts, f'then {last}' if parts else last])}"
+        parts = [f"{name} up to {rows} rows" for rows, name in self.backends[:-1]]
+        last = self.backends[-1][1]
+        return f"{self.slot}: {', '.join([*parts, f'then {last}' if parts else last])}"
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
         return asdict(self)
 
 
-def crossovers(points: Iterable[Point]) -> list[Crossover]:
-    """Of every slot and length."""
+def rules_of(plan: Plan, points: Iterable[Point]) -> list[Rule]:
+    """The plan's own choices in every slot that was measured and that it decides by itself."""
     found = []
-    for (slot, length), some in _grouped(points, lambda point: (point.slot, point.length)):
-        by_rows = _by_rows(some)
-        rows = sorted(by_rows)
-        fastest: list[tuple[int | None, str]] = []
-        for limit, count in zip([*_borders(rows), None], rows, strict=True):
-            best = min(by_rows[count], key=lambda point: point.microseconds).backend
-            if fastest and fastest[-1][1] == best:
-                fastest.pop()
-            fastest.append((limit, best))
-        found.append(Crossover(slot, length, tuple(fastest)))
+    for slot in sorted({point.slot for point in points}):
+        buckets = [bucket for bucket in plan.buckets if bucket.slot.label == slot]
+        if buckets:
+            own = ((bucket.batch[1] if bucket.batch else None, bucket.choice.label) for bucket in buckets)
+            found.append(Rule(slot, tuple(own)))
     return found

@@ -17,7 +17,7 @@ from minisgl_core.testing import BackendUnderTest, DeviceFixture
 from minisgl_core.testing.timing import Timer, median_seconds
 
 from .grid import Size, sizes_of
-from .store import Calibration, Point, is_timed, subject_of, versions_now
+from .store import Calibration, Point, is_timed, sources_of, subject_of, versions_now
 from .work import Contender, prepare
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ __all__ = ["MEASURED", "calibrate"]
 logger = logging.getLogger(__name__)
 MEASURED: Final[tuple[Role, ...]] = ("attention", "kv", "moe", "ops", "linear")
 """Graph runners and communicators serve no call that could be timed alone."""
+
+NOISE_CHECKS: Final = 6
+"""How often the first job is measured again while the others are."""
 
 Progress = Callable[[str, int], Callable[[], None]]
 
@@ -56,11 +59,15 @@ def calibrate(
     sizes = sizes_of(query, model, max_prefill_tokens, quick)
     jobs = [(size, one) for size in sizes for one in contenders.get(_general(size.slot), ())]
     finished = progress("Calibrating", len(jobs)) if progress is not None and jobs else None
-    points, notes = [], list[str]()
+    points, notes, equal, sources = [], list[str](), list[float](), sources_of(registry)
+    step = max(1, len(jobs) // NOISE_CHECKS)
     with rig.active():
-        for size, one in jobs:
+        for place, (size, one) in enumerate(jobs):
             try:
-                points.append(_point(size, one, query, model, subject, rig, timer))
+                point = _point(size, one, query, model, subject, rig, timer)
+                points.append(replace(point, source=sources.get(one.label.rpartition("@")[2], "")))
+                if place % step == 0:  # the first job once more, so that equal work is timed all along
+                    equal.append(_point(*jobs[0], query, model, subject, rig, timer).microseconds)
             except Exception as error:
                 at = f"{size.rows} rows" + (f" of {size.length} tokens" if size.length else "")
                 why = " ".join(str(error).split())  # a compiler's log has many lines
@@ -68,7 +75,8 @@ def calibrate(
                 logger.warning("%s", notes[-1])
             if finished is not None:
                 finished()
-    return Calibration(subject, versions_now(query), tuple(points), tuple(notes))
+    noise = max(equal) / min(equal) - 1 if equal and min(equal) > 0 else 0.0
+    return Calibration(subject, versions_now(query), tuple(points), tuple(notes), round(noise, 3))
 
 
 def _point(

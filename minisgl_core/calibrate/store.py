@@ -28,12 +28,13 @@ __all__ = [
     "is_timed",
     "load",
     "save",
+    "sources_of",
     "subject_of",
     "unmeasured",
     "versions_now",
 ]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Point:
     captured: bool = False
     """Was it replayed from a graph?"""
     page_size: int | None = None
+    source: str = ""
+    """Of an editable installation: what identifies its files; empty otherwise"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Calibration:
     points: tuple[Point, ...]
     notes: tuple[str, ...] = ()
     """What could not be measured, and why"""
+    noise: float = 0.0
+    """How far apart equal measurements were, spread over the whole time: largest over smallest, minus 1"""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -76,13 +81,14 @@ class Calibration:
             "versions": dict(self.versions),
             "points": [asdict(point) for point in self.points],
             "notes": list(self.notes),
+            "noise": self.noise,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Calibration:
         """The inverse of :meth:`to_json`."""
         points = tuple(Point(**point) for point in data["points"])
-        return cls(data["subject"], data["versions"], points, tuple(data["notes"]))
+        return cls(data["subject"], data["versions"], points, tuple(data["notes"]), data["noise"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +194,38 @@ def load(query: PlanQuery, model: ModelConfig, registry: Registry) -> Loaded:
 
 def _without_changed_backends(found: Calibration, registry: Registry) -> Loaded:
     installed = {item.key: item.version for role in ROLES for item in registry.candidates(role)}
+    sources = sources_of(registry)
     kept, ignored = [], dict[str, None]()
     for point in found.points:
-        key = f"{point.slot.partition('.')[0]}:{point.backend}"
+        key, distribution = f"{point.slot.partition('.')[0]}:{point.backend}", point.backend.rpartition("@")[2]
         if installed.get(key) == point.version:
-            kept.append(point)
+            if sources.get(distribution, "") == point.source:
+                kept.append(point)
+            else:
+                ignored[f"{key} was measured before its source changed"] = None
         else:
             now = f"now {installed[key]}" if key in installed else "not installed"
             ignored[f"{key} was measured at version {point.version}, it is {now}"] = None
     return Loaded(replace(found, points=tuple(kept)), tuple(ignored))
+
+
+def sources_of(registry: Registry) -> dict[str, str]:
+    """By distribution that is installed editable: a digest of the files of its package, which change without a new
+    version.
+    """
+    return {
+        plugin.distribution: _digest_of(Path(plugin.file).parent)
+        for plugin in registry.plugins
+        if plugin.editable and plugin.file
+    }
+
+
+def _digest_of(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def is_timed(spec: BackendSpec) -> bool:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import click
 
+from minisgl_core.calibrate.choose import apply, rules_of
 from minisgl_core.modelconfig.geometries import GEOMETRIES
 from minisgl_core.registry import detect_device, discover
+from minisgl_core.registry.explain import explain
 from minisgl_core.settings.schema import Settings
 
 from .explain import model_of, plan_query
@@ -38,23 +40,26 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, q
 
     model = model_of(settings, geometry_name)
     facts = detect_device(device or settings.engine.device)
+    registry, query = discover(allow=settings.allow, deny=settings.deny), plan_query(settings, model, facts)
     found = calibrate(
-        plan_query(settings, model, facts),
+        query,
         model,
-        discover(allow=settings.allow, deny=settings.deny),
+        registry,
         DeviceFixture(facts),
         max_prefill_tokens=settings.engine.max_prefill_tokens,
         quick=quick,
         progress=_progress if sys.stderr.isatty() else None,
     )
     path = save(found)
+    plan = explain(apply(query, model, registry)[0], registry).plan
     if as_json:
-        print_json({**found.to_json(), "file": str(path)})
+        rules = [] if plan is None else [item.to_json() for item in rules_of(plan, found.points)]
+        print_json({**found.to_json(), "rules": rules, "file": str(path)})
     else:
-        print_points(found)
+        print_points(found, plan)
         for note in found.notes:
             click.echo(f"not measured: {note}")
-        click.echo(f"\nkept in {path}; `minisgl explain` shows what follows from it")
+        click.echo(f"\nkept in {path}; `minisgl explain` shows the whole plan")
     return 1 if found.notes else 0
 
 

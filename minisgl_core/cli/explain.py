@@ -62,14 +62,14 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
                 **about,
                 "weights": note,
                 **answer.to_json(),
-                "calibration": calibration_json(measured, candidates, left_out),
+                "calibration": calibration_json(measured, answer.plan, candidates, left_out),
             }
         )
     else:
         _print(answer, f"{model.architecture} on {facts}" + (" (not this machine)" if elsewhere else ""))
         if note:
             click.echo(f"\nnote: {note}")
-        print_calibration(measured, candidates, left_out)
+        print_calibration(measured, answer.plan, candidates, left_out)
     return 0 if answer.plan else 1
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from minisgl_core.calibrate.choose import crossovers
+from minisgl_core.calibrate.choose import NOISE, rules_of
 from minisgl_core.calibrate.store import Calibration, Loaded, unmeasured
+from minisgl_core.registry import Plan
 
 from .output import print_table
 
@@ -18,22 +19,25 @@ Candidates = Sequence[tuple[str, str]]
 """(slot, backend) of everything that could be chosen"""
 
 
-def calibration_json(measured: Loaded, candidates: Candidates, left_out: str | None) -> dict[str, Any]:
-    """Points and crossovers (null without a calibration), what is ignored, and what was never measured.
+def calibration_json(
+    measured: Loaded, plan: Plan | None, candidates: Candidates, left_out: str | None
+) -> dict[str, Any]:
+    """Points, noise and the plan's rules (null without a calibration), what is ignored, and what was never measured.
 
     ``left_out``: why nobody looked for any, None = they were looked for.
     """
     found = measured.calibration
     return {
         "points": None if found is None else found.to_json()["points"],
-        "crossovers": None if found is None else [item.to_json() for item in crossovers(found.points)],
+        "noise": None if found is None else found.noise,
+        "rules": None if found is None or plan is None else [item.to_json() for item in rules_of(plan, found.points)],
         "left_out": left_out,
         "ignored": list(measured.ignored),
         "unmeasured": [] if found is None else unmeasured(found, candidates),
     }
 
 
-def print_calibration(measured: Loaded, candidates: Candidates, left_out: str | None) -> None:
+def print_calibration(measured: Loaded, plan: Plan | None, candidates: Candidates, left_out: str | None) -> None:
     """The same as text; a line if there is none."""
     if left_out is not None:
         click.echo(f"\nmeasurements of `minisgl calibrate` are left out: {left_out}")
@@ -45,14 +49,14 @@ def print_calibration(measured: Loaded, candidates: Candidates, left_out: str | 
         if not measured.ignored:
             click.echo("\nnot measured on this machine: `minisgl calibrate` would do it")
         return
-    click.echo("\nMeasured by `minisgl calibrate`, microseconds\n")
-    print_points(found)
+    click.echo("\nMeasured by `minisgl calibrate`\n")
+    print_points(found, plan)
     for line in unmeasured(found, candidates):
         click.echo(f"not measured: {line}; measured ones come first")
 
 
-def print_points(found: Calibration) -> None:
-    """A line for each size of each slot, then where the fastest backend changes."""
+def print_points(found: Calibration, plan: Plan | None) -> None:
+    """A line for each size of each slot, then what the plan makes of it."""
     sizes: dict[tuple[str, int, int], list[str]] = {}
     for point in sorted(found.points, key=lambda point: point.microseconds):
         graph = " (graph)" if point.captured else ""
@@ -60,7 +64,12 @@ def print_points(found: Calibration) -> None:
             f"{point.backend} {point.microseconds:.4g}{graph}"
         )
     rows = [(slot, count, length or "", ", ".join(texts)) for (slot, count, length), texts in sorted(sizes.items())]
-    print_table(("SLOT", "ROWS", "TOKENS", "FASTEST FIRST"), rows)
-    click.echo("\nFastest")
-    for item in crossovers(found.points):
+    print_table(("SLOT", "ROWS", "TOKENS", "MICROSECONDS, FASTEST FIRST"), rows)
+    if found.noise > NOISE:
+        click.echo(
+            f"\nnoise: equal measurements were up to {found.noise:.0%} apart, so smaller gains do not count; "
+            "measure again on a quiet machine"
+        )
+    click.echo("\nThe plan that follows")
+    for item in rules_of(plan, found.points) if plan is not None else ():
         click.echo(f"  {item}")

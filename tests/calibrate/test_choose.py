@@ -1,11 +1,12 @@
-"""Costs, borders and crossovers, worked out by hand."""
+"""Costs, borders and rules, worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from minisgl_core.calibrate.choose import costs_by_batch, costs_by_slot, crossovers
+from minisgl_core.calibrate.choose import costs_by_batch, costs_by_slot, rules_of
 from minisgl_core.calibrate.store import Point
+from minisgl_core.registry import Bucket, Choice, Plan, Slot
 
 DECODE = "attention.decode"
 
@@ -67,14 +68,23 @@ def test_only_attention_and_weights_are_chosen_by_rows_and_linear_stands_for_all
     assert "linear" not in costs_by_slot(points("kv", {(1, 0): {"a": 1.0}}))
 
 
-def test_crossovers_tell_where_the_fastest_changes() -> None:
-    found = crossovers([*TWO, *points("kv", {(1, 0): {"a": 1.0}, (64, 0): {"a": 9.0, "b": 10.0}})])
-    assert [str(item) for item in found] == [
-        "attention.decode at 100 tokens: a up to 4 rows, then b",
-        "attention.decode at 400 tokens: a up to 4 rows, then b",
-        "kv: a",
-    ]
-    assert found[0].to_json()["fastest"] == ((4, "a"), (None, "b"))
+def test_case_127_a_rule_is_what_the_plan_does() -> None:
+    decode, kv = Slot("attention", phase="decode"), Slot("kv")
+    a, b = (Choice("attention", name, "", "d", "1", "m:C") for name in "ab")
+    buckets = (Bucket(decode, a, (1, 4)), Bucket(decode, b), Bucket(kv, a))
+    plan = Plan(1, "NHD", False, "f", "f", 1, "cpu", "X", "0", buckets)
+    found = rules_of(plan, [*TWO, *points("kv", {(1, 0): {"b": 1.0}}), *points("linear.8x4", {(1, 0): {"b": 1.0}})])
+    assert [str(item) for item in found] == ["attention.decode: a@d up to 4 rows, then b@d", "kv: a@d"]
+    assert found[0].to_json() == {"slot": DECODE, "backends": ((4, "a@d"), (None, "b@d"))}
+
+
+def test_case_127_a_gain_within_the_noise_is_none() -> None:
+    near = points("kv", {(1, 0): {"a": 100.0, "b": 108.0, "c": 125.0}})
+    assert costs_by_slot(near)["kv"] == {"a": 1.0, "b": 1.08, "c": 1.25}
+    assert costs_by_slot(near, noise=0.1)["kv"] == {"a": 1.0, "b": 1.0, "c": 1.25}
+    far = points(DECODE, {(1, 0): {"a": 100.0, "b": 104.0}, (16, 0): {"a": 200.0, "b": 100.0}})
+    chosen = [min(costs, key=costs.__getitem__) for _, costs in costs_by_batch(far, noise=0.1)[DECODE]]
+    assert chosen == ["b", "b"]
 
 
 def test_neighbouring_sizes_still_have_a_border() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl_core.calibrate.store import Calibration, Point, file_of, save, subject_of, versions_now
+from minisgl_core.calibrate.store import Calibration, Point, file_of, save, sources_of, subject_of, versions_now
 from minisgl_core.cli.app import main
 from minisgl_core.core import SamplingParams
 from minisgl_core.env import ENV
@@ -52,12 +52,12 @@ def measured(tiny: Callable[[str], Path]) -> Callable[..., Path]:
         model = read_model_config(str(path))
         query = PlanQuery(model, DeviceFacts("cpu"), "float32", max_seq_len=64)
         (cpu,) = [item for item in discover().candidates("attention") if item.label == CPU]
-        at = version or cpu.version
+        at, source = version or cpu.version, sources_of(discover()).get("minisgl-cpu-sim", "")
         points = [
-            Point("attention.decode", 1, 64, TORCH, at, 10.0),
-            Point("attention.decode", 1, 64, CPU, at, 20.0),
-            Point("attention.decode", 4, 64, TORCH, at, 50.0),
-            Point("attention.decode", 4, 64, CPU, at, 25.0),
+            Point("attention.decode", 1, 64, TORCH, at, 10.0, source=source),
+            Point("attention.decode", 1, 64, CPU, at, 20.0, source=source),
+            Point("attention.decode", 4, 64, TORCH, at, 50.0, source=source),
+            Point("attention.decode", 4, 64, CPU, at, 25.0, source=source),
         ]
         save(Calibration(subject_of(query, model), {**versions_now(query), **versions}, tuple(points)))
         return path
@@ -103,16 +103,16 @@ def explained(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Any
     return text, json.loads(capsys.readouterr().out)
 
 
-def test_explain_shows_the_numbers_and_the_crossover(measured: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_the_numbers_and_the_rule(measured: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = measured()
     text, data = explained(path, capsys)
     words = " ".join(text.split())
     assert f"attention.decode[1-2] {TORCH}" in words
     assert f"attention.decode 1 64 {TORCH} 10, {CPU} 20" in words
-    assert f"  attention.decode at 64 tokens: {TORCH} up to 2 rows, then {CPU}" in text
+    assert f"  attention.decode: {TORCH} up to 2 rows, then {CPU}" in text
     found = data["calibration"]
     assert [point["microseconds"] for point in found["points"]] == [10.0, 20.0, 50.0, 25.0]
-    assert found["crossovers"][0]["fastest"] == [[2, TORCH], [None, CPU]]
+    assert found["rules"] == [{"slot": "attention.decode", "backends": [[2, TORCH], [None, CPU]]}]
     assert (found["ignored"], found["unmeasured"]) == ([], [])
     buckets = [bucket for bucket in data["plan"]["buckets"] if bucket["phase"] == "decode"]
     assert [(bucket["batch"], bucket["choice"]["name"]) for bucket in buckets] == [([1, 2], "torch"), (None, "cpu")]
@@ -159,16 +159,19 @@ def test_calibrate_measures_keeps_and_is_used(tiny: Callable[[str], Path], capsy
     assert main(["explain", *arguments, "--json"]) == 0
     used = json.loads(capsys.readouterr().out)["calibration"]
     assert used["points"] == data["points"] and used["unmeasured"] == []
+    assert used["rules"] == data["rules"] != [] and used["noise"] == data["noise"] >= 0, "case 127: the same rule"
 
 
 def test_calibrate_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = Calibration(
-        {"some": "thing"}, {}, (Point("kv", 1, 0, "a@b", "1", 2.0),), ("kv: c@d failed at 1 rows: X: y",)
+        {"some": "thing"}, {}, (Point("kv", 1, 0, "a@b", "1", 2.0),), ("kv: c@d failed at 1 rows: X: y",), 0.2
     )
     monkeypatch.setattr("minisgl_core.calibrate.measure.calibrate", lambda *_, **__: found)
     assert main(["calibrate", "--geometry", "smollm2-135m", "--device", "cpu"]) == 1
     text = capsys.readouterr().out
-    assert text.startswith("SLOT  ROWS  TOKENS  FASTEST FIRST\nkv    1             a@b 2\n\nFastest\n  kv: a@b\n")
+    head = "SLOT  ROWS  TOKENS  MICROSECONDS, FASTEST FIRST\nkv    1             a@b 2\n"
+    assert text.startswith(f"{head}\nnoise: equal measurements were up to 20% apart")
+    assert "\nThe plan that follows\n  kv: cpu@minisgl-cpu-sim\n" in text
     assert "not measured: kv: c@d failed at 1 rows: X: y" in text and f"kept in {file_of(found.subject)}" in text
 
 

@@ -16,6 +16,7 @@ from minisgl_core.calibrate.store import (
     file_of,
     load,
     save,
+    sources_of,
     subject_of,
     unmeasured,
     versions_now,
@@ -109,7 +110,7 @@ def test_a_changed_backend_is_left_out_and_named() -> None:
     assert kept.calibration is not None and kept.calibration.points == (A,)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "points": [{"slot": 1}]}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', '{"format": 2, "points": [{"slot": 1}]}'])
 def test_a_damaged_file_is_said_to_be_one(text: str) -> None:
     path = save(calibration(query(), A))
     path.write_text(text)
@@ -119,8 +120,8 @@ def test_a_damaged_file_is_said_to_be_one(text: str) -> None:
 
 def test_another_format_is_ignored() -> None:
     path = save(calibration(query(), A))
-    path.write_text(json.dumps({"format": 2}))
-    assert load(query(), MODEL, registry()).ignored == (f"{path} has format 2, this version reads 1",)
+    path.write_text(json.dumps({"format": 1}))
+    assert load(query(), MODEL, registry()).ignored == (f"{path} has format 1, this version reads 2",)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -141,3 +142,23 @@ def test_the_usual_window_is_part_of_the_shape() -> None:
     assert subject_of(query(), windowed)["window"] == 512
     assert subject_of(query(max_seq_len=512), windowed)["window"] is None, "it never cuts anything"
     assert subject_of(query(), MODEL)["window"] is None
+
+
+def test_case_127_measurements_of_an_editable_kernel_end_when_its_source_changes(tmp_path: Path) -> None:
+    kernel, plugin = tmp_path / "package" / "kernels" / "fast.cu", tmp_path / "package" / "plugin.py"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("one")
+    plugin.write_text("")
+    items = (Candidate(BackendSpec("attention", "a", "m:C"), "dist", "1.0"),)
+    editable = Registry((PluginRecord("dist", "x = y", file=str(plugin), editable=True, candidates=items),))
+    save(calibration(query(), replace(A, source=sources_of(editable)["dist"])))
+    (kernel.parent / "__pycache__").mkdir()
+    (kernel.parent / "__pycache__" / "fast.pyc").write_text("compiled")
+    assert load(query(), MODEL, editable).ignored == ()
+    kernel.write_text("two")
+    loaded = load(query(), MODEL, editable)
+    assert loaded.calibration is not None and loaded.calibration.points == ()
+    assert loaded.ignored == ("attention:a@dist was measured before its source changed",)
+    fixed = Registry((replace(editable.plugins[0], editable=False),))
+    save(calibration(query(), A))
+    assert load(query(), MODEL, fixed).ignored == (), "a version identifies what is not editable"
