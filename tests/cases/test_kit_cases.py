@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from minisgl_core import plugin_api, testing
 from minisgl_core.cli.app import main
 from minisgl_core.plugin_api import BackendSpec, Caps, OneOf
 from minisgl_core.registry import Candidate, PluginRecord, Registry
@@ -213,3 +215,11 @@ def test_case_119_doctor_names_what_an_import_does(tmp_path: Path, monkeypatch: 
     assert "importing impolite_plugin changes the environment: OMP_SCHEDULE" in found
     private = "it imports what is no part of the contract: minisgl_core.scheduler (impolite_plugin.py:7)"
     assert private in found
+
+
+@pytest.mark.parametrize("name", ["checks_of", "run_check", "run_checks", "assert_conforms", "verify"])
+def test_case_127_what_the_kits_functions_take_and_return_can_be_imported_from_it(name: str) -> None:
+    """The annotations are the text that a reader of the documentation sees."""
+    annotations = " ".join(getattr(testing, name).__annotations__.values())
+    types = set(re.findall(r"\b[A-Z]\w+", annotations)) - {"Any", "Callable", "Iterable", "None", "Sequence"}
+    assert types and all(hasattr(testing, word) or hasattr(plugin_api, word) for word in types), types
