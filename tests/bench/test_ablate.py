@@ -49,8 +49,9 @@ def test_the_table_on_a_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     cache = found["prefix-cache off", "shared-prefix"]
     assert cache["relative"] == pytest.approx(cache["rate"] / base) and cache["changed"] == {}
     assert found["page 16", "offline"]["changed"]["page_size"] == "16" and found["overlap off", "offline"]["rate"] > 0
-    refused = found["attention fa", "offline"]["error"]  # with the reasons against every variant, and the remedy
-    assert "supported cuda" in refused and refused.endswith("what would allow it") and len(refused) > 400
+    refused = found["attention fa", "offline"]["error"]  # with the remedy, and the reasons against every variant
+    assert refused.startswith("you named fa for attention; it needs CUDA; leave it out, or use ")
+    assert "supported cuda" in refused and len(refused) > 400
     assert found["moe loop (no graphs)", "latency"]["note"] == "the model has no experts"
     assert found["chunk 8192", "offline"]["note"] == "the default is the same"
     assert found["linear unfused", "latency"]["note"] == "the plan has no linear:skinny"
