@@ -175,12 +175,12 @@ def test_case_120_an_installed_stranger_changes_nothing_and_explain_says_why(rol
 
 
 def test_case_120_a_pool_that_only_a_stranger_could_serve_does_not_draw_it_in() -> None:
-    """With its kv backend pages of 7 would serve the first attention backend; without it the second one serves."""
+    """With its kv backend pages of 67 would serve the first attention backend; without it the second one serves."""
     kv, other = spec("kv", "k"), spec("attention", "second", tier=20)
     ours = [
-        Candidate(spec("attention", "first", tier=1, page_sizes=OneOf(7)), "minisgl-fa", "1"),
+        Candidate(spec("attention", "first", tier=1, page_sizes=OneOf(67)), "minisgl-fa", "1"),
         Candidate(other, "minisgl-flashinfer", "1"),
-        Candidate(spec("kv", "coarse", page_sizes=OneOf(1)), "minisgl-cuda", "1"),
+        Candidate(spec("kv", "coarse", page_sizes=MultipleOf(64)), "minisgl-cuda", "1"),
     ]
     core = next(plugin for plugin in discover().plugins if plugin.distribution == "minisgl-core")
     known = (core, PluginRecord("minisgl-cuda", "", candidates=tuple(ours)))
@@ -361,6 +361,8 @@ def test_case_124_an_unqualified_name_stays_with_the_incumbent() -> None:
     assert plan_of(registry, query) == plan_of(discover(), query)
     named = plan_of(registry, query_of(CPU, backends={"attention": "cpu"}))
     assert {choice.label for choice in named.choices("attention")} == {"cpu@minisgl-cpu-sim"}
+    with pytest.raises(BackendError, match="you named cpu for attention; it needs CPU"):
+        plan_of(registry, query_of(H200, backends={"attention": "cpu"}))
     qualified = plan_of(registry, query_of(CPU, backends={"attention": "cpu@stranger"}))
     assert {choice.label for choice in qualified.choices("attention")} == {"cpu@stranger"}
     stranger = report(explained(registry, query), "attention.decode", "cpu@stranger")
