@@ -24,7 +24,6 @@ SPEC = BackendSpec(
         ),
     ),
     options="minisgl_blocked.options:BlockedOptions",
-    tier=99,  # last: others are preferred until you say otherwise
     summary="torch's fused attention, queries in blocks",
 )
 
