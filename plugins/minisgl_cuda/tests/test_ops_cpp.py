@@ -164,6 +164,17 @@ def test_a_closed_backend_holds_no_cache(ops: CompiledOps) -> None:
     assert held() is None
 
 
+def test_case_119_nothing_is_kept_of_caches_that_are_gone(ops: CompiledOps) -> None:
+    ids, held = torch.tensor([1, 0], dtype=torch.int32), []
+    for _ in range(3):
+        caches = [torch.zeros(2, 2, 1, 16) for _ in range(2)]
+        held += [weakref.ref(cache) for cache in caches]
+        ops.qk_norm_rope_store(torch.randn(2, 64), None, None, 1e-6, ids, torch.randn(4, 16), *caches, ids)
+        ops.qk_norm_rope_store(torch.randn(2, 64), None, None, 1e-6, ids, torch.randn(4, 16), *caches, ids)
+        del caches
+    assert [cache() for cache in held] == [None] * 6
+
+
 def test_operations_are_one_each_to_a_recorder(ops: CompiledOps) -> None:
     seen = []
 

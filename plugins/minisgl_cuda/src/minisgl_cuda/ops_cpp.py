@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -105,7 +106,6 @@ class Standing(NamedTuple):
     q_weight: torch.Tensor | None
     k_weight: torch.Tensor | None
     cos_sin: torch.Tensor
-    k_cache: torch.Tensor
     v_cache: torch.Tensor
     size: int
     """Bytes of an element"""
@@ -147,7 +147,7 @@ class Prepared(NamedTuple):
     rope: dict[torch.dtype, Instances]
     act: dict[torch.dtype, Instances]
     standing: dict[int, Standing]
-    """By the ``id`` of the k cache, which the entry keeps alive."""
+    """By the ``id`` of the k cache; an entry ends with that tensor."""
 
 
 _PREPARED: Alive[Prepared] = Alive()
@@ -211,6 +211,8 @@ def _qk_norm_rope_store(
     if own is None or not own.is_for(q_weight, k_weight, cos_sin, v_cache):
         own = _standing(prepared.rope[qkv.dtype], q_weight, k_weight, cos_sin, k_cache, v_cache)
         prepared.standing[id(k_cache)] = own
+        # Its id may be another tensor's afterwards. And a pool that was only tried out must not live on here.
+        weakref.finalize(k_cache, prepared.standing.pop, id(k_cache), None)
     at, step, (run, pairs) = qkv.data_ptr(), qkv.stride()[0], own.pieces
     if (own.joint | at | step * own.size) % BYTES:
         run, pairs = own.elements
@@ -244,7 +246,7 @@ def _standing(
     joint = gains[0] | gains[1] | tables[0] | tables[1] | tables[2] | angle_step * 4
     joint |= (width | half | k_slot | k_head | v_slot | v_head) * size
     return Standing(
-        *(q_weight, k_weight, cos_sin, k_cache, v_cache),
+        *(q_weight, k_weight, cos_sin, v_cache),
         size,
         joint,
         gains,
