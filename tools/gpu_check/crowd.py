@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from minisgl_core.core import SamplingParams
 
 from .checks import Check, Here, expect
+from .forcing import Comparison, Fault, compare_to_the_end
 from .parity import AttentionPair
+
+if TYPE_CHECKING:
+    from minisgl_core.llm import LLM
 
 __all__ = ["Wish", "checks", "compare", "solo_answers", "workload"]
 
@@ -53,6 +57,13 @@ class Wish:
 
     prompt: tuple[int, ...]
     params: SamplingParams
+
+    def after(self, fed: Sequence[int]) -> Wish:
+        """The rest of it, once ``fed`` has been answered: noise goes by position, so a seeded one goes on as well."""
+        if not fed:
+            return self
+        left = (self.params.max_tokens or 0) - len(fed)
+        return Wish((*self.prompt, *fed), replace(self.params, max_tokens=left))
 
 
 def checks(quick: bool, pairs: Sequence[AttentionPair]) -> list[Check]:
@@ -135,7 +146,7 @@ def solo_answers(here: Here, wishes: Sequence[Wish], name: str) -> list[list[int
 
 
 def as_alone(name: str, here: Here) -> dict[str, Any]:
-    """float32 with attention:torch: equal tokens, but for close calls."""
+    """float32 with attention:torch: equal tokens, but for near-ties."""
     times = 1 if here.quick else TIMES.get(name, 1)
     return _serve_and_compare(here, EXACT, [{"dtype": "float32", **SETTINGS[name]}] * times)
 
@@ -163,51 +174,52 @@ def _serve_and_compare(
 
     wishes, model = workload(here, growing), tiny_checkpoint(MODEL)
     alone = solo_answers(here, wishes, "growing" if growing else "all")
-    figures = {"requests": len(wishes), "tokens": 0, "close_calls": 0, "preemptions": 0}
+    found, preemptions = Comparison(), 0
     for settings in runs:
         room = {"pool_tokens": 64 * 1024, "max_running_req": 8 if here.tiny else 64}
         with serve(here, model, **{**room, **settings}) as llm:
-            got = answers(llm, [wish.prompt for wish in wishes], [wish.params for wish in wishes])
-            figures["preemptions"] += llm.scheduler.stats.preemptions
-        figures["tokens"] += sum(map(len, got))
-        figures["close_calls"] += compare(here, model, wishes, got, alone, tolerance)
-        here.note(**figures)
-    return figures
+
+            def answer(some: Sequence[Wish], llm: LLM = llm) -> list[list[int]]:
+                return answers(llm, [wish.prompt for wish in some], [wish.params for wish in some])
+
+            found += compare(here, model, wishes, alone, tolerance, answer)
+            preemptions += llm.scheduler.stats.preemptions
+        here.note(requests=len(wishes), **found.figures, preemptions=preemptions)
+    return {"preemptions": preemptions}
 
 
 def compare(
     here: Here,
     model: Path,
     wishes: Sequence[Wish],
-    got: Sequence[Sequence[int]],
     alone: Sequence[Sequence[int]],
     tolerance: float,
-) -> int:
-    """How many answers differ from the solo ones after a close call; raises :class:`Failed` for any other difference.
-
-    What comes after a close call is not compared.
-    """
+    answer: Callable[[Sequence[Wish]], Sequence[Sequence[int]]],
+) -> Comparison:
+    """Every token that ``answer`` gives with the solo answers, past near-ties too; raises :class:`Failed`."""
     from .ties import TieJudge, is_tie
 
-    ties, faults = 0, []
     with ExitStack() as stack:
-        judge: TieJudge | None = None
-        for index, (wish, mine, theirs) in enumerate(zip(wishes, got, alone, strict=True)):
-            if list(mine) == list(theirs):
-                continue
-            step = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
-            if step is None:
-                faults.append(f"request {index}: {len(mine)} tokens instead of {len(theirs)}, equal as far as both go")
-                continue
-            judge = judge or stack.enter_context(TieJudge(here, model))
-            before = [*wish.prompt, *theirs[:step]]
-            pair = (mine[step], theirs[step])
-            if is_tie(judge.logits(before), wish.params, len(before), pair, tolerance):
-                ties += 1
-            else:
-                faults.append(
-                    f"request {index} (prompt of {len(wish.prompt)}, {wish.params.temperature=}): token {step} is "
-                    f"{pair[0]} instead of {pair[1]}, and not by a close call"
-                )
+        judge = cache(lambda: stack.enter_context(TieJudge(here, model)))  # an engine, made where it is needed
+
+        def near_tie(index: int, position: int, token: int) -> bool:
+            wish, wanted = wishes[index], alone[index]
+            before = [*wish.prompt, *wanted[:position]]
+            pair = (token, wanted[position])
+            return is_tie(judge().logits(before), wish.params, len(before), pair, tolerance)
+
+        found = compare_to_the_end(
+            alone, lambda fed: answer([wishes[i].after(alone[i][:count]) for i, count in fed.items()]), near_tie
+        )
+    faults = [_described(fault, wishes[fault.answer], len(alone[fault.answer])) for fault in found.faults]
     expect(not faults, "\n".join([f"{len(faults)} of {len(wishes)} requests are answered wrongly:", *faults[:8]]))
-    return ties
+    return found
+
+
+def _described(fault: Fault, wish: Wish, expected: int) -> str:
+    where = f"request {fault.answer} (prompt of {len(wish.prompt)}, {wish.params.temperature=}): "
+    if fault.got is None:
+        return f"{where}{fault.position} tokens instead of {expected}, equal as far as they go"
+    if fault.wanted is None:
+        return f"{where}more than {expected} tokens, equal as far as those go"
+    return f"{where}token {fault.position} is {fault.got} instead of {fault.wanted}, and not by a near-tie"

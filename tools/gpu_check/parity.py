@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -18,18 +18,19 @@ from minisgl_core.registry.requirements import Environment, check_requirements
 
 from .checks import Check, Failed, Here, expect
 from .conformance import backends_here, needs_of
+from .forcing import Comparison, compare_to_the_end
 
 if TYPE_CHECKING:
     import torch
 
     from .forced import Script
 
-__all__ = ["AttentionPair", "attention_pairs", "checks", "first_difference"]
+__all__ = ["AttentionPair", "attention_pairs", "checks"]
 
 FAMILIES: Final = ("q3", "q25", "s93", "mistral-window", "moe", "moe2")
 VARIANTS: Final = ("qwen2-window", "llama-bias", "llama-llama3", "llama-yarn", "q3-16q2kv", "q3-untied", "moe-mixed")
-CLOSE_CALL: Final = 1e-2
-"""Two logits nearer than this may change places in float32; what follows is not compared."""
+NEAR_TIE: Final = 1e-2
+"""Two logits nearer than this may change places in float32."""
 PAGES: Final = (1, 16, 64, 256)
 MODELS: Final = ("dense", "ratio5", "moe")
 
@@ -115,14 +116,6 @@ def attention_pairs(
 # float32.
 
 
-def first_difference(got: Sequence[int], wanted: Sequence[int], margins: Sequence[float]) -> tuple[int | None, int]:
-    """(step of the first token that differs although it was no close call, tokens compared)."""
-    for step, margin in enumerate(margins):
-        if len(got) <= step or got[step] != wanted[step]:
-            return (step if margin > CLOSE_CALL else None), step
-    return (len(wanted) if len(got) > len(wanted) else None), len(wanted)
-
-
 def same_tokens(name: str, here: Here) -> dict[str, Any]:
     """A tiny checkpoint answers as in transformers: twice, the second time from the prefix cache."""
     from .models import tests_checkpoints, tiny_checkpoint
@@ -141,22 +134,30 @@ def same_tokens_at_real_widths(here: Here) -> dict[str, Any]:
 def _compare(here: Here, model: Any, reference: Any) -> dict[str, Any]:
     from .serving import answers, greedy, serve
 
-    compared, steps = 0, len(reference.continuations[0])
+    steps, total = len(reference.continuations[0]), Comparison()
     with serve(here, model) as llm:
+
+        def answer(fed: Mapping[int, int]) -> list[list[int]]:
+            prompts = [[*reference.prompts[i], *reference.continuations[i][:count]] for i, count in fed.items()]
+            return answers(llm, prompts, [greedy(steps - count) for count in fed.values()])
+
         for turn in ("first", "cached"):
-            got = answers(llm, reference.prompts, greedy(steps))
-            for prompt, mine, theirs, margins in zip(
-                reference.prompts, got, reference.continuations, reference.margins, strict=True
-            ):
-                wrong, count = first_difference(mine, theirs, margins)
-                compared += count
-                if wrong is not None:
-                    raise Failed(
-                        f"{turn} answer to the prompt of {len(prompt)} tokens differs from token {wrong} on:\n"
-                        f"got      {mine}\nexpected {theirs}\nmargins  {[f'{m:.2g}' for m in margins]}"
-                    )
-    expect(compared > 0, "no token was compared")
-    return {"tokens": compared, "smallest_margin": float(np.min(reference.margins))}
+            found = compare_to_the_end(reference.continuations, answer, partial(_near_tie, reference))
+            total += found
+            for fault in found.faults:
+                raise Failed(
+                    f"{turn} answer to the prompt of {len(reference.prompts[fault.answer])} tokens: token "
+                    f"{fault.position} is {fault.got}, expected {fault.wanted}\n"
+                    f"expected {reference.continuations[fault.answer]}\n"
+                    f"margins  {[f'{m:.2g}' for m in reference.margins[fault.answer]]}"
+                )
+    expect(total.compared > 0, "no token was compared")
+    return {**total.figures, "smallest_margin": float(np.min(reference.margins))}
+
+
+def _near_tie(reference: Any, index: int, position: int, token: int) -> bool:
+    logits = reference.logits[index][position]
+    return bool(logits.max() - logits[token] <= NEAR_TIE)
 
 
 # bfloat16.

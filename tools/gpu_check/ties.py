@@ -1,4 +1,4 @@
-"""When two engines choose different tokens after the same ones: a close call, or a fault?"""
+"""When two engines choose different tokens after the same ones: a near-tie, or a fault?"""
 
 from __future__ import annotations
 

@@ -1,0 +1,130 @@
+"""Reported faults of the GPU check, on the CPU's stand-ins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpu_check import catalogue, crowd, models, serving
+from gpu_check.checks import Failed, Here
+from gpu_check.forcing import Fault, compare_to_the_end
+from gpu_check.ties import TieJudge
+from minisgl_core.registry import DeviceFacts
+from minisgl_cpu_sim.fakes import inject
+
+ROOT = Path(__file__).parents[2]
+H200 = DeviceFacts("cuda", sm=90, name="NVIDIA H200", driver="580.1")
+EXPECTED = [[1, 2, 3, 4, 5], [6, 7], [8]]
+ROUNDED = {(0, 1), (0, 3), (1, 1)}
+"""(answer, position) where the backend's 90 is a near-tie"""
+
+
+def backend(planted: Mapping[tuple[int, int], list[int]] | None = None) -> Callable[..., list[list[int]]]:
+    """Goes astray at its near-ties, as a model does that is fed its own tokens, and ends as ``planted`` says."""
+
+    def answer(fed: Mapping[int, int]) -> list[list[int]]:
+        got = []
+        for index, start in fed.items():
+            tokens: list[int] = []
+            for position in range(start, len(EXPECTED[index])):
+                if (index, position) in (planted or {}):
+                    tokens += (planted or {})[index, position]
+                    break
+                if (index, position) in ROUNDED:
+                    tokens += [90] * (len(EXPECTED[index]) - position)
+                    break
+                tokens.append(EXPECTED[index][position])
+            got.append(tokens)
+        return got
+
+    return answer
+
+
+def near_tie(index: int, position: int, token: int) -> bool:
+    return token == 90 and (index, position) in ROUNDED
+
+
+def test_case_138_every_position_of_a_right_backend_is_compared_past_near_ties() -> None:
+    found = compare_to_the_end(EXPECTED, backend(), near_tie)
+    assert found.figures == {"answers": 3, "compared": 5, "near_ties": 3, "followed": 3} and not found.faults
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault", "followed"),
+    [
+        ({(0, 2): [91, 4, 5]}, Fault(0, 2, 91, 3), 2),  # right behind the first near-tie
+        ({(0, 4): [90]}, Fault(0, 4, 90, 5), 2),  # behind the second
+        ({(0, 4): []}, Fault(0, 4, None, 5), 2),  # too short
+        ({(0, 4): [5, 5]}, Fault(0, 5, 5, None), 2),  # too long
+        ({(1, 1): []}, Fault(1, 1, None, 7), 2),  # ends where there is a near-tie
+        ({(2, 0): [90]}, Fault(2, 0, 90, 8), 2),  # never met a near-tie
+    ],
+)
+def test_case_138_a_wrong_token_after_a_near_tie_is_found(
+    planted: dict[tuple[int, int], list[int]], fault: Fault, followed: int
+) -> None:
+    found = compare_to_the_end(EXPECTED, backend(planted), near_tie)
+    assert found.faults == [fault] and found.followed == followed
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    monkeypatch.setattr(serving, "GRAPHS", {"cpu": 0, "cuda": 0})
+    return Here(DeviceFacts("cpu"), True, tmp_path / "scratch", lambda **figures: None)
+
+
+def test_case_138_the_stress_test_goes_on_behind_a_near_tie(here: Here) -> None:
+    """A real engine whose closest decision of one answer is turned round, and which then may go wrong."""
+    wishes = crowd.workload(here)
+    alone = crowd.solo_answers(here, wishes, "all")
+    folder = models.tiny_checkpoint(crowd.MODEL)
+    index = max((i for i, wish in enumerate(wishes) if wish.params.is_greedy), key=lambda i: len(alone[i]))
+    with TieJudge(here, folder) as judge:
+        rows = [judge.logits([*wishes[index].prompt, *alone[index][:step]]) for step in range(len(alone[index]) - 1)]
+    gaps = [float((row.topk(2).values[0] - row.topk(2).values[1]) / (row.max() - row.min())) for row in rows]
+    step = min(range(len(gaps)), key=gaps.__getitem__)
+    second, tolerance = int(rows[step].topk(2).indices[1]), 0.51 * gaps[step]
+
+    with serving.serve(here, folder, max_running_req=8) as llm:
+
+        def rounding(some: Sequence[crowd.Wish], wrong: bool = False) -> list[list[int]]:
+            got = serving.answers(llm, [wish.prompt for wish in some], [wish.params for wish in some])
+            if len(some) == len(wishes):
+                got[index][step:] = [second] * (len(got[index]) - step)
+            elif wrong:
+                got[0][-1] = int(judged.argmin())
+            return got
+
+        found = crowd.compare(here, folder, wishes, alone, tolerance, rounding)
+        assert found.near_ties == 1 and found.followed == len(wishes)
+        assert found.compared == sum(map(len, alone)) - 1
+        with TieJudge(here, folder) as judge:
+            judged = judge.logits([*wishes[index].prompt, *alone[index][:-1]])
+        where = rf"request {index} .* token {len(alone[index]) - 1} is {int(judged.argmin())} instead of"
+        with pytest.raises(Failed, match=rf"(?s)1 of 12 requests are answered wrongly.*{where}"):
+            crowd.compare(here, folder, wishes, alone, tolerance, lambda some: rounding(some, wrong=True))
+
+        # the rest of an answer, seeded ones too, is what a request for the rest is answered
+        rest = [wish.after(tokens[:1]) for wish, tokens in zip(wishes, alone, strict=True) if len(tokens) > 1]
+        assert any(not wish.params.is_greedy for wish in rest)
+        tails = [tokens[1:] for tokens in alone if len(tokens) > 1]
+        assert serving.answers(llm, [wish.prompt for wish in rest], [wish.params for wish in rest]) == tails
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_case_138_fused_products_at_real_widths_are_in_every_run_on_a_gpu(
+    quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(monkeypatch)
+    assert "bf16/fa+cuda_decode/few-rows" in {check.name for check in catalogue.checks(H200, quick)}
+
+
+def test_case_138_the_page_names_what_the_stored_report_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch)
+    stored = json.loads((ROOT / "benchmarks" / "results" / "gpu_check_h200.json").read_text())
+    missing = {check.name for check in catalogue.checks(H200, False)} - {check["name"] for check in stored["checks"]}
+    page = (ROOT / "docs" / "gpu-check.md").read_text()
+    assert [name for name in sorted(missing) if f"`{name}`" not in page] == []
