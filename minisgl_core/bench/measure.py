@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tqdm import tqdm
-
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import EngineError
+from minisgl_core.progress import progress_bar
 
 from .instrumentation import Clock, Instrumentation, StepKind, StepTime
 from .limits import pass_seconds
@@ -114,7 +113,7 @@ def measure(
     """
     runs: list[Figures] = []
     ids = llm.engine.vocab_size
-    with tqdm(total=repeat + 1, desc=f"{workload.mode}, runs", leave=False, disable=not progress) as bar:
+    with progress_bar(f"{workload.mode}, runs", repeat + 1, shown=progress) as bar:
         _run(llm, (warm_up or workload).within(ids), ceilings, clock)
         bar.update()
         while len(runs) < repeat and (not runs or time.monotonic() + runs[-1].seconds <= until):

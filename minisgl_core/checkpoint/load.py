@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tqdm import tqdm
+from minisgl_core.progress import progress_bar
 
 from ..errors import CheckpointError
 from .slots import WeightSlot, WeightSource
@@ -63,7 +63,7 @@ def load_weights(
     if extra:
         log.warning("the checkpoint has %d tensors that the model does not use: %s", len(extra), _shown(extra))
     total = sum(slot.target.nbytes for group in wanted.values() for slot in group)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not progress) as bar:
+    with progress_bar("Loading weights", total, shown=progress, leave=True, unit="B") as bar:
         for name in order:
             for slot in wanted[name]:
                 _copy(slot, source)

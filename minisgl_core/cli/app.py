@@ -67,14 +67,41 @@ class _Commands(click.Group):
             hint = nearest(name, COMMANDS) or f"the commands are {', '.join(COMMANDS)}"
             raise click.UsageError(f"unknown command {name!r}; {hint}", ctx)
         command: click.Command = importlib.import_module(COMMANDS[name].module).command
+        if all(param.name != "debug" for param in command.params):
+            _debug_option(command)
         return name, command, rest
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """click's own cuts the help of a command to one line of the terminal."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
-@click.group(cls=_Commands, invoke_without_command=True)
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+
+class _Errors:
+    """How errors are shown."""
+
+    debug = False
+
+
+def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.ensure_object(_Errors).debug |= value
+
+
+_debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_set_debug,
+    help="Show the traceback of an error.",
+)
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@_debug_option
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
-def _app(ctx: click.Context, debug: bool) -> None:
+def _app(ctx: click.Context) -> None:
     """Run Hugging Face language models on backends that are plugins."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -90,28 +117,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    errors = _Errors()
     if sys.stdout is None:  # closed by the caller: all that is printed would be lost in silence
-        return _fail(_NO_STDOUT.format(os.strerror(errno.EBADF)), 1, debug)
+        return _fail(_NO_STDOUT.format(os.strerror(errno.EBADF)), 1, errors)
     try:
-        result = _app.main([item for item in given if item != "--debug"], prog_name=PROGRAM, standalone_mode=False)
+        result = _app.main(given, prog_name=PROGRAM, standalone_mode=False, obj=errors)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.Abort:  # Ctrl-C; click has ended the line
         return 130
     except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code, debug)
+        return _fail(error.format_message(), error.exit_code, errors)
     except MinisglError as error:
-        return _fail(error.headline, error.exit_code, debug, error.details)
+        return _fail(error.headline, error.exit_code, errors, error.details)
     except BrokenPipeError:
         _drop_stdout()  # its reader has gone
         return 1
     except Exception as error:
         if isinstance(error, OSError) and _is_of_printing(error):
             _drop_stdout()
-            return _fail(_NO_STDOUT.format(error.strerror), 1, debug)
+            return _fail(_NO_STDOUT.format(error.strerror), 1, errors)
         what = f"internal error: {type(error).__name__}: {error}; please report it with the traceback of --debug"
-        return _fail(what, 1, debug)
+        return _fail(what, 1, errors)
     return result if isinstance(result, int) else 0
 
 
@@ -128,8 +155,8 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, code: int, debug: bool, details: Sequence[str] = ()) -> int:
-    if debug:
+def _fail(message: str, code: int, errors: _Errors, details: Sequence[str] = ()) -> int:
+    if errors.debug:
         traceback.print_exc()
     lines = (f"error: {message}", *details)
     click.echo("\n  ".join(" ".join(line.split()) for line in lines), err=True)

@@ -62,7 +62,6 @@ def command(
     """
     from minisgl_core.bench import make_workload
     from minisgl_core.bench.peers import peer_rows
-    from minisgl_core.bench.session import model_folder
 
     def work(kind: str) -> Workload:
         drawn = make_workload(kind, bench_seed, requests)
@@ -81,6 +80,8 @@ def command(
     peer_rows(mode, geometry_name or "", against)  # an unknown name must not cost a measurement
     refuse_two_models(settings, geometry_name)
     if geometry_name:
+        from minisgl_core.bench.session import model_folder
+
         with model_folder(geometry(geometry_name)) as folder:
             return run(folder, geometry_name, True)
     refuse_choice(settings)

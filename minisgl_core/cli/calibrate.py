@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-
 import click
 
 from minisgl_core.calibrate.choose import apply, rules_of
 from minisgl_core.modelconfig.geometries import GEOMETRIES
+from minisgl_core.progress import progress_counter
 from minisgl_core.registry import detect_device, discover
 from minisgl_core.registry.explain import explain
 from minisgl_core.settings.schema import Settings
@@ -48,7 +46,7 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, q
         DeviceFixture(facts),
         max_prefill_tokens=settings.engine.max_prefill_tokens,
         quick=quick,
-        progress=_progress if sys.stderr.isatty() else None,
+        progress=progress_counter,
     )
     path = save(found)
     plan = explain(apply(query, model, registry)[0], registry).plan
@@ -61,16 +59,3 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, q
             click.echo(f"not measured: {note}")
         click.echo(f"\nkept in {path}; `minisgl explain` shows the whole plan")
     return 1 if found.notes else 0
-
-
-def _progress(title: str, total: int) -> Callable[[], None]:
-    from tqdm import tqdm
-
-    bar = tqdm(total=total, desc=title, leave=False)
-
-    def advance() -> None:
-        bar.update(1)
-        if bar.n >= total:
-            bar.close()
-
-    return advance

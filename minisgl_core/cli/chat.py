@@ -16,16 +16,25 @@ from .held_log import log_held
 from .options import settings_options
 from .prompts import open_stdin, read_text
 from .sampling import sampling_options, sampling_params
-from .start import find_model, need_tokenizer, refuse_choice, start_llm
+from .start import find_model, need_tokenizer, refuse_choice, report_shadow, start_llm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from minisgl_core.core import SamplingParams
     from minisgl_core.llm import LLM
     from minisgl_core.tokenizer import Tokenizer
 
 __all__ = ["command"]
 
-_HELP: Final = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer"
+_HELP: Final = """\
+/help    print this
+/reset   forget the conversation, but not the system message
+/exit    end it; so do Ctrl-D, and Ctrl-C twice at the prompt
+Ctrl-C ends an answer. A line that ends with \\ goes on in the next one; so does all between two lines of \"\"\"."""
+_HINT: Final = "/help lists the commands, Ctrl-D ends the conversation"
+_AGAIN: Final = "Ctrl-C once more, or Ctrl-D, ends the conversation"
+_FENCE: Final = '"""'
 
 
 @click.command(name="chat")
@@ -35,8 +44,9 @@ _HELP: Final = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C
 def command(settings: Settings, system: str | None, **sampling: Any) -> int:
     """Talk with a model in the terminal.
 
-    Each line is a message. /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer. Without a
-    model the demo model answers, and is downloaded first if need be.
+    Each line is a message; a line that ends with a backslash goes on in the next one, and so does all between two
+    lines of three quotation marks. /help lists the commands, Ctrl-C ends an answer, Ctrl-D the conversation. Without
+    a model the demo model answers, and is downloaded first if need be.
 
     Lines piped to standard input are answered one after another; the exit code is then 1 if one could not be.
     """
@@ -45,31 +55,35 @@ def command(settings: Settings, system: str | None, **sampling: Any) -> int:
     refuse_choice(settings)
     path = find_model(settings)
     tokenizer = need_tokenizer(path, chat=True)
-    with start_llm(settings, path, requests=1) as llm:
+    from minisgl_core.llm import LLM
+
+    with start_llm(LLM, settings, path, requests=1) as llm, report_shadow(llm):
         conversation = _Conversation(llm, tokenizer, params, system)
         interactive = stdin.isatty() and sys.stdout.isatty()
         if interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - from now on input() edits lines and remembers them
-            click.echo(_HELP, err=True)
-        all_answered = _talk(conversation, interactive)
+            click.echo(_HINT, err=True)
+        all_answered = _talk(conversation, _Reader(interactive))
     return 0 if interactive or all_answered else 1
 
 
-def _talk(conversation: _Conversation, interactive: bool) -> bool:
+def _talk(conversation: _Conversation, reader: _Reader) -> bool:
     """Until the user ends it. Were all messages answered?"""
     all_answered = True
-    while (line := _read_line(interactive)) is not None:
+    while (line := reader.message()) is not None:
         match line.strip():
             case "":
                 continue
             case "/exit":
                 break
+            case "/help":
+                click.echo(_HELP, err=True)
             case "/reset":
                 conversation.reset()
                 click.echo("the conversation is forgotten", err=True)
             case word if re.fullmatch(r"/\w+", word):
-                click.echo(f"error: there is no command {word}; {_HELP}", err=True)
+                click.echo(f"error: there is no command {word}; {_HINT}", err=True)
                 all_answered = False
             case message:
                 all_answered &= _answer(conversation, message)
@@ -87,15 +101,57 @@ def _answer(conversation: _Conversation, message: str) -> bool:
     return error is None
 
 
-def _read_line(interactive: bool) -> str | None:
-    """None at the end of the input."""
-    if not interactive:
-        return read_text(sys.stdin.readline) or None
-    try:
-        return read_text(lambda: input("> "))
-    except EOFError:
-        click.echo()
-        return None
+class _Reader:
+    """Takes messages from the keyboard, or from a pipe."""
+
+    def __init__(self, interactive: bool) -> None:
+        self._interactive = interactive
+        self._interrupted = False
+
+    def message(self) -> str | None:
+        """None at the end of the input, and after Ctrl-C twice in a row; once gives up what was typed."""
+        try:
+            found = self._message()
+        except KeyboardInterrupt:
+            if not self._interactive:
+                raise
+            click.echo()
+            if self._interrupted:
+                return None
+            self._interrupted = True
+            click.echo(_AGAIN, err=True)
+            return ""
+        self._interrupted = False
+        return found
+
+    def _message(self) -> str | None:
+        line = self._line("> ")
+        if line is None:
+            return None
+        if line.strip() == _FENCE:
+            return "\n".join(self._until_fence())
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            if (line := self._line(". ")) is None:
+                break
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _until_fence(self) -> Iterator[str]:
+        while (line := self._line(". ")) is not None and line.strip() != _FENCE:
+            yield line
+
+    def _line(self, prompt: str) -> str | None:
+        """Without its end; None at the end of the input."""
+        if not self._interactive:
+            line = read_text(sys.stdin.readline)
+            return line.removesuffix("\n") if line else None
+        try:
+            return read_text(lambda: input(prompt))
+        except EOFError:
+            click.echo()
+            return None
 
 
 class _Conversation:
@@ -124,16 +180,21 @@ class _Conversation:
         asked = [*self._messages, {"role": "user", "content": message}]
         stream = self._llm.stream(self._tokenizer.apply_chat_template(asked), self._params)
         said: list[str] = []
+        tokens, reason = 0, None
         with log_held():
             try:
                 for chunk in stream:
                     click.echo(chunk.text, nl=False)
                     said.append(chunk.text)
+                    tokens, reason = tokens + len(chunk.token_ids), chunk.finish_reason
                     if chunk.error is not None:
                         return chunk.error
             except KeyboardInterrupt:
                 click.echo(" [interrupted]", err=True, nl=False)
             finally:
                 click.echo()
+        if reason == "length":
+            limit = "--max-tokens" if tokens == self._params.max_tokens else "the context is full; /reset empties it"
+            click.echo(f"[the answer was cut after {tokens} tokens: {limit}]", err=True)
         self._messages = [*asked, {"role": "assistant", "content": "".join(said)}]
         return None

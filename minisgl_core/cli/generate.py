@@ -17,11 +17,21 @@ from .options import settings_options
 from .output import json_option, print_json
 from .prompts import Prompt, read_prompts
 from .sampling import sampling_options, sampling_params
-from .start import find_model, need_tokenizer, refuse_choice, refuse_early, shows_progress, start_llm
+from .start import (
+    backends_by_role,
+    find_model,
+    need_tokenizer,
+    refuse_choice,
+    refuse_early,
+    report_shadow,
+    shows_progress,
+    start_llm,
+)
 
 if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
     from minisgl_core.llm import LLM
+    from minisgl_core.registry import Plan
 
 __all__ = ["command"]
 
@@ -37,7 +47,12 @@ _SHOWN: Final = 60
 @click.option("--system", metavar="TEXT", help="System message in front of it; goes with --chat.")
 @sampling_options
 @settings_options("model", "engine", "debug")
+@click.option("--input", "source", metavar="FILE", help="Requests as JSON lines; - = standard input.")
+@click.option(
+    "--output", "target", metavar="FILE", help="With --input: the answers as JSON lines. [-, standard output]"
+)
 @json_option
+@click.option("--plan", "whole_plan", is_flag=True, help="With --json: the whole plan too.")
 def command(
     settings: Settings,
     texts: Sequence[str],
@@ -45,32 +60,63 @@ def command(
     files: Sequence[str],
     chat: bool,
     system: str | None,
+    source: str | None,
+    target: str | None,
     as_json: bool,
+    whole_plan: bool,
     **sampling: Any,
-) -> None:
+) -> int:
     """Answer prompts, once.
 
     Without a prompt option the prompt is what is piped to standard input; without a model the demo model answers, and
     is downloaded first if need be. Standard output gets the answer only, as it comes.
 
-    --json prints one object with text, token_ids, finish_reason, usage and plan. For several prompts it has outputs,
-    a list of objects with the first four in the order of the prompts; usage, their sums; and plan.
+    --json prints one object with text, token_ids, finish_reason, usage and backends, by role. For several prompts it
+    has outputs, a list of objects with the first four in the order of the prompts; usage, their sums; and backends.
+    --plan adds the plan.
+
+    --input takes a file with one request a line, such as {"id": "a", "prompt": "Hello", "max_tokens": 8}. A prompt is
+    a text or a list of token ids; messages may take its place; any sampling parameter may follow, and wins over its
+    flag. Without an id a line has its number. Each answer is added to --output as soon as it is there, with its id;
+    run again, and what is answered already is skipped. A line that cannot be answered is named on standard error,
+    and the exit code is 1.
     """
     if system is not None and not chat:
         raise UsageError("--system is given without --chat", field="--system", value=system, remedy="add --chat")
+    _refuse_mixture(
+        {"--input": source, "--output": target, "--json": as_json, "--plan": whole_plan}, texts, id_lists, files
+    )
     params = sampling_params(sampling)
+    if source is not None:
+        from .batch import run_batch
+
+        return run_batch(settings, source, target or "-", sampling, chat=chat, system=system)
     prompts = read_prompts(texts, id_lists, files)
     refuse_choice(settings)
     path = find_model(settings)
     messages = _messages(prompts, path, system, chat)
     refuse_early(messages, params, settings, path)
-    with start_llm(settings, path, requests=len(prompts)) as llm:
+    from minisgl_core.llm import LLM
+
+    with start_llm(LLM, settings, path, requests=len(prompts)) as llm, report_shadow(llm):
         if as_json:
-            _print_json(llm.generate(messages, params, progress=shows_progress()), llm)
+            _print_json(llm.generate(messages, params, progress=shows_progress()), llm.plan, whole_plan)
         elif len(prompts) == 1:
             _stream(llm, messages[0], params)
         else:
             _print_all(llm, messages, params, prompts)
+    return 0
+
+
+def _refuse_mixture(given: Mapping[str, Any], *prompts: Sequence[str]) -> None:
+    for flag, other in (("--output", "--input"), ("--plan", "--json")):
+        if given[flag] and not given[other]:
+            raise UsageError(f"{flag} is given without {other}", field=flag, remedy=f"add {other}")
+    if given["--input"] is not None and (given["--json"] or any(prompts)):
+        what = "--json is" if given["--json"] else "prompts are"
+        raise UsageError(
+            f"{what} given beside --input", field="--input", remedy="its lines are all of it: leave it out"
+        )
 
 
 def _messages(prompts: list[Prompt], path: Path, system: str | None, chat: bool) -> list[Prompt]:
@@ -123,7 +169,7 @@ def _print_all(llm: LLM, messages: list[Prompt], params: SamplingParams, prompts
     _raise_first_error(answers)
 
 
-def _print_json(answers: Sequence[Mapping[str, Any]], llm: LLM) -> None:
+def _print_json(answers: Sequence[Mapping[str, Any]], plan: Plan, whole_plan: bool) -> None:
     outputs = [
         {
             "text": answer["text"],
@@ -134,7 +180,8 @@ def _print_json(answers: Sequence[Mapping[str, Any]], llm: LLM) -> None:
         for answer in answers
     ]
     head = outputs[0] if len(outputs) == 1 else {"outputs": outputs, "usage": _usage(answers)}
-    print_json({**head, "plan": llm.plan.to_json()})
+    whole = {"plan": plan.to_json()} if whole_plan else {}
+    print_json({**head, "backends": backends_by_role(plan), **whole})
     _raise_first_error(answers)
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import stat
+import struct
 import sys
+import termios
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TextIO
@@ -31,6 +37,8 @@ def read_prompts(texts: Sequence[str], id_lists: Sequence[str], files: Sequence[
             field=kinds[1],
             remedy="give prompts of one kind; its flag may be repeated",
         )
+    if kinds and "-" not in files:
+        _refuse_unread_stdin(kinds[0])
     if texts:
         return [_not_empty(text, "--prompt") for text in texts]
     if id_lists:
@@ -42,6 +50,25 @@ def read_prompts(texts: Sequence[str], id_lists: Sequence[str], files: Sequence[
             "no prompt is given", field="--prompt", remedy="give --prompt TEXT, or pipe the text to standard input"
         )
     return [_read_stdin()]
+
+
+def _refuse_unread_stdin(flag: str) -> None:
+    """Raise :class:`UsageError` if standard input holds text too, which nobody would read."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
+        descriptor = sys.stdin.fileno()
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode):
+            waiting = found.st_size - os.lseek(descriptor, 0, os.SEEK_CUR)
+        elif stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+            waiting = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))[0]
+        else:
+            return
+        if waiting > 0:
+            raise UsageError(
+                f"standard input holds text beside {flag}",
+                field="stdin",
+                remedy=f"leave out {flag} to read it, or redirect it: </dev/null",
+            )
 
 
 def open_stdin() -> TextIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -10,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
 
-__all__ = ["sampling_options", "sampling_params"]
+__all__ = ["sampling_names", "sampling_options", "sampling_params"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,7 +25,7 @@ _NUMBERS: Final[tuple[tuple[str, type, str], ...]] = (
     ("presence_penalty", float, "Taken from the logit of each token already generated. [0]"),
     ("frequency_penalty", float, "The same, times how often it was generated. [0]"),
 )
-"""Field of SamplingParams, type, help. Its defaults are stated here, because importing it brings torch."""
+"""Field of SamplingParams, type, help. Its defaults are stated here, because importing it brings NumPy."""
 
 
 def sampling_options(function: F) -> F:
@@ -41,6 +42,13 @@ def sampling_options(function: F) -> F:
     for option in reversed(add):
         function = option(function)
     return function
+
+
+def sampling_names() -> tuple[str, ...]:
+    """The fields of SamplingParams."""
+    from minisgl_core.core import SamplingParams
+
+    return tuple(field.name for field in fields(SamplingParams))
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:

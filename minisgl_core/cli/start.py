@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
 import click
 
@@ -12,23 +13,28 @@ from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from minisgl_core.capsule.shadow import ShadowReport
     from minisgl_core.core import SamplingParams
-    from minisgl_core.llm import LLM
+    from minisgl_core.llm.face import Face
     from minisgl_core.registry import Plan
     from minisgl_core.settings.schema import Settings
     from minisgl_core.tokenizer import Tokenizer
 
     from .prompts import Prompt
 
+F = TypeVar("F", bound="Face")
+
 __all__ = [
+    "backends_by_role",
     "find_model",
     "need_tokenizer",
     "plan_line",
     "refuse_choice",
     "refuse_early",
     "refuse_two_models",
+    "report_shadow",
     "shows_progress",
     "start_llm",
 ]
@@ -107,15 +113,13 @@ def refuse_early(prompts: Sequence[Prompt], params: SamplingParams, settings: Se
     prepare_prompts(prompts, params, load_tokenizer(path), Limits(context, None, model.vocab_size))
 
 
-def start_llm(settings: Settings, path: Path, *, requests: int) -> LLM:
+def start_llm(kind: type[F], settings: Settings, path: Path, *, requests: int) -> F:
     """The model with these settings, for at most so many requests at a time: a KV pool for more would only cost time
-    and memory. Its plan is told on standard error.
+    and memory. Its plan is printed on standard error.
     """
-    from minisgl_core.llm import LLM
-
     engine = settings.engine.model_dump()
     engine["max_running_req"] = min(engine["max_running_req"], requests)
-    llm = LLM(
+    llm = kind(
         path,
         dtype=settings.model.dtype,
         backends=settings.backends,
@@ -131,19 +135,45 @@ def start_llm(settings: Settings, path: Path, *, requests: int) -> LLM:
     return llm
 
 
+@contextlib.contextmanager
+def report_shadow(llm: Face) -> Iterator[None]:
+    """If a second backend is compared, say so on standard error now, and what came of it at the end."""
+    report = llm.shadow_report
+    if report is None:
+        yield
+        return
+    graphs = "; decode steps in graphs are not (--cuda-graph-max-bs 0)" if llm.plan.graph else ""
+    click.echo(f"shadow {report.backend}: compared on every {report.every}. eager step{graphs}", err=True)
+    try:
+        yield
+    finally:
+        click.echo(f"shadow {report.backend}: {_shadow_result(llm.shadow_report or report)}", err=True)
+
+
+def _shadow_result(report: ShadowReport) -> str:
+    seen = f"{report.steps} steps, {report.layers} layers compared, worst error {report.worst_error:.2g}"
+    if report.divergence is not None:
+        return f"diverged at {report.divergence} ({seen})"
+    if report.disabled:
+        return f"disabled: {report.disabled} ({seen})"
+    return seen if report.layers else "no step was compared"
+
+
 def shows_progress() -> bool:
     """Bars are for people: a log would keep every state of them."""
     stderr: TextIO | None = sys.stderr  # None if it was closed, whatever the annotations say
     return stderr is not None and stderr.isatty()
 
 
+def backends_by_role(plan: Plan) -> dict[Role, list[str]]:
+    """Of the roles that do not follow from device and model."""
+    labels = {role: [choice.label for choice in plan.choices(role)] for role in _ROLES_SHOWN}
+    return {role: names for role, names in labels.items() if names}
+
+
 def plan_line(plan: Plan) -> str:
-    """One line: where and how the model runs, and the backends of each role. ``minisgl explain`` tells all of it."""
-    backends = [
-        f"{role}={','.join(choice.label for choice in plan.choices(role))}"
-        for role in _ROLES_SHOWN
-        if plan.choices(role)
-    ]
+    """One line: where and how the model runs, and the backends of each role. ``minisgl explain`` prints all of it."""
+    backends = [f"{role}={','.join(labels)}" for role, labels in backends_by_role(plan).items()]
     ranks = f" x {plan.tp_size}" if plan.tp_size > 1 else ""
     graphs = "graphs" if plan.graph else "no graphs"
     facts = f"{plan.architecture} on {plan.device}{ranks}, {plan.dtype}, page_size={plan.page_size}, {graphs}"

@@ -21,12 +21,12 @@ from minisgl_core.plugin_api import (
     MoESetup,
     OpsSetup,
 )
+from minisgl_core.progress import progress_counter
 from minisgl_core.registry import build, fuses
 
 from .config import SAMPLING_MODES
 from .dispatch import NO_LIMIT, Route
 from .products import LinearRoute, ResolvedLinear
-from .progress import progress_bar
 
 if TYPE_CHECKING:
     from minisgl_core.modelconfig import ModelConfig
@@ -136,7 +136,7 @@ class Setups:
         quiet = not (self._config.progress and self._config.tp_info.is_primary)
         modes = tuple(mode for mode in SAMPLING_MODES if mode in self._config.cuda_graph_modes)
         return GraphSetup(
-            self._platform, self._device, host, sizes, modes, self._max_seq_len, None if quiet else progress_bar
+            self._platform, self._device, host, sizes, modes, self._max_seq_len, None if quiet else progress_counter
         )
 
     def build_attention(self) -> dict[Phase, list[Route]]:

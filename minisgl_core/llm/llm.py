@@ -7,7 +7,7 @@ from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Never
 
-from tqdm import tqdm
+from minisgl_core.progress import progress_bar
 
 from .arguments import refuse_unknown_arguments
 from .calls import ThreadCall
@@ -88,10 +88,10 @@ class LLM(Face):
 
     def _answer(self, prepared: Sequence[PreparedPrompt], progress: bool) -> list[Completion]:
         call, total = ThreadCall(), sum(params.n for _, params in prepared)
-        with tqdm(total=total, desc="requests", disable=not progress) as bar:
+        with progress_bar("requests", total, shown=progress, leave=True) as bar:
             self._engine.submit(prepared, call)
             try:
-                if progress:
+                if not bar.disable:
                     _show_until_woken(call, bar, total)
                 elif prepared:
                     call.wait()

@@ -3,7 +3,7 @@
 from .attention import AttentionBackend, AttentionSetup, LayerFacts
 from .batch import BatchLike, BatchView, KVPool, StepOutput
 from .comm import CommSetup, Communicator
-from .compiling import cache_dir, compile_once, find_compiled, host_compiler
+from .compiling import cache_dir, compile_once, find_compiled, host_compiler, no_room
 from .graph import GraphHost, GraphRunner, GraphSetup, PoisonHost, padded_size
 from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
 from .kernels import KernelLibrary
@@ -85,5 +85,6 @@ __all__ = [
     "find_compiled",
     "hookimpl",
     "host_compiler",
+    "no_room",
     "padded_size",
 ]

@@ -21,6 +21,7 @@ from minisgl_core.tokenizer import load_tokenizer
 Tiny = Callable[[str], Path]
 Capture = pytest.CaptureFixture[str]
 
+CUT = "[the answer was cut after 8 tokens: --max-tokens]"
 SMALL = ("--max-seq-len-override", "128", "--max-tokens", "8", "--ignore-eos")
 
 
@@ -44,7 +45,7 @@ def talk(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Callab
         captured = capsys.readouterr()
         plan, *errors = captured.err.splitlines()
         assert plan.startswith("plan ")
-        return code, captured.out, errors
+        return code, captured.out, [line for line in errors if line != CUT]
 
     return run
 
@@ -94,7 +95,7 @@ def test_exit_ends_it_before_the_next_line(talk: Callable[..., tuple[int, str, l
 def test_an_unknown_command_is_no_message(talk: Callable[..., tuple[int, str, list[str]]]) -> None:
     code, out, errors = talk("/rest\n")
     assert (code, out) == (1, "")
-    assert errors[0].startswith("error: there is no command /rest; /reset forgets")
+    assert errors[0].startswith("error: there is no command /rest; /help lists")
 
 
 def test_a_message_that_does_not_fit_leaves_the_conversation_as_it_was(
@@ -148,6 +149,11 @@ class Terminal:
         assert select.select([self._ours], [], [], 120)[0], f"silent after {self._seen!r}"
         self._seen += os.read(self._ours, 4096).decode(errors="replace")
 
+    def wait_for_silence(self) -> None:
+        """Python misses a signal that comes between showing a prompt and waiting at it."""
+        while select.select([self._ours], [], [], 0.5)[0]:
+            self.wait_for_more()
+
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
@@ -178,7 +184,7 @@ def test_in_a_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_conversation(tiny: 
     long = ("--max-seq-len-override", "4096", "--max-tokens", "4000", "--ignore-eos")
     with Terminal("chat", "--model", str(tiny("q3-text")), *long) as terminal:
         greeting = terminal.wait_for("> ")
-        assert "plan " in greeting and "Ctrl-D ends it" in greeting
+        assert "plan " in greeting and "Ctrl-D ends the conversation" in greeting
         terminal.press("hello\n")
         terminal.wait_for("hello\r\n")
         terminal.wait_for_more()  # some of the answer
@@ -192,7 +198,41 @@ def test_in_a_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_conversation(tiny: 
         assert terminal.exit_code() == 0
 
 
-def test_in_a_terminal_ctrl_c_at_the_prompt_ends_the_program(tiny: Tiny) -> None:
+def test_case_134_one_ctrl_c_at_the_prompt_ends_nothing_and_a_second_one_does(tiny: Tiny) -> None:
     with Terminal("chat", "--model", str(tiny("q3-text")), *SMALL) as terminal:
         terminal.wait_for("> ")
-        assert terminal.press_until_it_ends("\x03") == 130
+        terminal.wait_for_silence()
+        terminal.press("half a mess\x03")
+        terminal.wait_for("Ctrl-C once more")
+        terminal.wait_for("> ")
+        terminal.press("/reset\n")
+        terminal.wait_for("the conversation is forgotten")
+        terminal.wait_for("> ")
+        terminal.wait_for_silence()
+        terminal.press("\x03")
+        terminal.wait_for("Ctrl-C once more")
+        terminal.wait_for("> ")
+        assert terminal.press_until_it_ends("\x03") == 0
+
+
+def test_case_134_an_answer_that_is_cut_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    for flags, why in (
+        (SMALL, "8 tokens: --max-tokens"),
+        (SMALL[:2], "tokens: the context is full; /reset empties it"),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+        assert main(["chat", "--model", str(tiny("q3-text")), "--ignore-eos", *flags]) == 0
+        assert capsys.readouterr().err.splitlines()[-1].endswith(f"{why}]")
+
+
+def test_case_134_help_lists_the_commands(talk: Callable[..., tuple[int, str, list[str]]]) -> None:
+    code, out, told = talk("/help\n")
+    assert (code, out) == (0, "")
+    assert all(any(line.startswith(word) for line in told) for word in ("/help", "/reset", "/exit"))
+
+
+@pytest.mark.parametrize("typed", ["one\\\ntwo\n", '"""\none\ntwo\n"""\n', '"""\none\ntwo\n', "one\\\ntwo"])
+def test_case_134_a_message_may_have_several_lines(
+    typed: str, talk: Callable[..., tuple[int, str, list[str]]], by_hand: Callable[..., str]
+) -> None:
+    assert talk(typed) == (0, by_hand(None, "one\ntwo"), [])

@@ -42,14 +42,14 @@ def ids(tokens: list[int]) -> str:
 
 def run(capsys: Capture, *arguments: str) -> Any:
     """The JSON document that generate prints; nothing else may be on standard output."""
-    assert main(["generate", *arguments, "--json", *SMALL]) == 0
+    assert main(["generate", *arguments, "--json", "--plan", *SMALL]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_json_of_one_prompt_equals_transformers(tiny: Tiny, answers: Callable[[str], Any], capsys: Capture) -> None:
     expected = answers("q3")
     data = run(capsys, "--model", str(tiny("q3")), "--prompt-ids", ids(expected.prompts[1]), "--max-tokens", "8")
-    assert list(data) == ["text", "token_ids", "finish_reason", "usage", "plan"]
+    assert list(data) == ["text", "token_ids", "finish_reason", "usage", "backends", "plan"]
     assert data["token_ids"] == expected.continuations[1][:8]
     assert (data["text"], data["finish_reason"]) == ("", "length")
     assert data["usage"] == {"prompt_tokens": 17, "completion_tokens": 8, "total_tokens": 25}
@@ -60,7 +60,7 @@ def test_json_of_several_prompts(tiny: Tiny, answers: Callable[[str], Any], caps
     expected = answers("q3")
     prompts = [word for prompt in expected.prompts for word in ("--prompt-ids", ids(prompt))]
     data = run(capsys, "--model", str(tiny("q3")), *prompts, "--max-tokens", "4")
-    assert list(data) == ["outputs", "usage", "plan"]
+    assert list(data) == ["outputs", "usage", "backends", "plan"]
     assert [output["token_ids"] for output in data["outputs"]] == [tokens[:4] for tokens in expected.continuations]
     assert all(list(output) == ["text", "token_ids", "finish_reason", "usage"] for output in data["outputs"])
     assert data["usage"] == {"prompt_tokens": 62, "completion_tokens": 12, "total_tokens": 74}

@@ -76,6 +76,7 @@ PINNED = {
         "find_compiled",
         "hookimpl",
         "host_compiler",
+        "no_room",
         "padded_size",
     ],
 }

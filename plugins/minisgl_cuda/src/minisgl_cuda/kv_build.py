@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minisgl_core.plugin_api import CannotRun, Reason, cache_dir, compile_once
+from minisgl_core.plugin_api import CannotRun, Reason, cache_dir, compile_once, no_room
 
 __all__ = ["CSRC", "compile_kernels", "compile_source", "probe"]
 
@@ -65,7 +65,8 @@ def _compile(what: str, command: Sequence[str], source: Path, target: Path) -> N
 
 def _refusal(compiler: str, found: str) -> CannotRun:
     return CannotRun(
-        Reason(
+        no_room(found)
+        or Reason(
             code="compile-failed",
             field=compiler,
             wanted="a working compiler",

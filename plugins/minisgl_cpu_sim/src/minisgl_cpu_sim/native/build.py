@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from minisgl_core.plugin_api import CannotRun, Reason, cache_dir, compile_once, find_compiled, host_compiler
+from minisgl_core.plugin_api import CannotRun, Reason, cache_dir, compile_once, find_compiled, host_compiler, no_room
 
 __all__ = ["build", "check", "compiler_command", "kernels_dir", "library"]
 
@@ -148,7 +148,8 @@ def _check(status: int, stderr: str, command: tuple[str, ...]) -> None:
 def _refusal(command: tuple[str, ...], problem: str) -> CannotRun:
     compiler, named = shlex.join(command[: -len(_FLAGS)]), _is_named()
     return CannotRun(
-        Reason(
+        no_room(problem)
+        or Reason(
             code="compile-failed",
             field="CXX" if named else "C++ compiler",
             wanted="the CPU kernels compiled",
