@@ -149,7 +149,7 @@ class Answers:
             return
         try:
             whole = not os.path.exists(name) or os.path.isfile(name)  # a device has no beginning to read
-            file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") if whole else open(name, "wb")
+            file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") if whole else open(name, "wb")  # noqa: SIM115
         except OSError as error:
             raise UsageError(
                 f"output file {name!r} cannot be written: {error.strerror}",
@@ -157,8 +157,11 @@ class Answers:
                 value=name,
                 remedy="name a file in a folder that you may write to, or - for standard output",
             ) from error
-        with file:
+        try:
             yield cls(file, name, _ids_of(file, name) if whole else set())
+        finally:
+            with contextlib.suppress(OSError):  # every line was flushed: nothing new is lost
+                file.close()
 
     def write(self, key: Id, answer: Mapping[str, Any]) -> None:
         """Add a line, whole, for others to read at once."""
