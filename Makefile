@@ -63,10 +63,10 @@ $(VENV)/.docs: $(VENV)/.torch pyproject.toml
 # What people run.
 
 .PHONY: run
-run: $(VENV)/.run  ## Install the core and its CPU plugin, show the plan and let a real model answer
+run: $(VENV)/.run  ## Install the core and its CPU plugin, print the plan in a line and let a real model answer
 	model=$$($(BIN)/minisgl demo-model)
-	$(BIN)/minisgl explain --model "$$model" --device cpu
 	$(BIN)/minisgl generate --model "$$model" --device cpu --chat --prompt '$(PROMPT)' --max-tokens 32 --temperature 0
+	@echo "why these backends: $(BIN)/minisgl explain --model $$model" >&2
 
 .PHONY: install
 install: $(VENV)/.dev  ## Install every package, editable, with the developers' tools

@@ -39,7 +39,7 @@ Row = dict[str, Any]
 """JSON data. Always ``variant``, ``mode`` and ``relative`` (to the default on the same work; None where there is no
 rate). Measured: ``rate`` (tokens per second: in for prefill, out for the rest) and other figures, and the backends that
 ``changed`` (of the default: its whole ``plan``). Not measured: ``note``, why it would be the default again, or
-``error``.
+``error``, with ``refused`` where nothing was run.
 """
 WARM_UP: Final = 8
 """A row's warm-up is this much shorter than its work."""
@@ -100,7 +100,8 @@ def measure_rows(connection: Connection, job: Job, variants: tuple[Variant, ...]
         except Exception as error:  # the table must show the others all the same
             suspect = not isinstance(error, REFUSALS)
             text = one_line(str(error), LONGEST_ERROR) or type(error).__name__
-            connection.send({"variant": variant.name, "mode": job.mode_of(variant), "error": text})
+            row = {"variant": variant.name, "mode": job.mode_of(variant), "error": text}
+            connection.send(row if suspect else {**row, "refused": True})
         connection.send(Finished(suspect))
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Ablation", "ablation_options", "run_ablation"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MANY: Final = 2
+"""Rows that cannot run here share a line if there are this many."""
 _WIDEST: Final = 240
 """Characters of an error in the table; the line that a row has as soon as it is there, and JSON, have all of it."""
 
@@ -128,7 +130,8 @@ def run_ablation(
     measured: list[Row] = []
     try:
         for row in ablate(Job(config, mode, workloads, tp_size, repeat), ablation.variants, ablation.row_limit):
-            click.echo(_line(row), err=True)  # before a file that changed meanwhile may end the run
+            if not row.get("refused"):
+                click.echo(_line(row), err=True)  # before a file that changed meanwhile may end the run
             table.add(row)
             measured.append(row)
     except KeyboardInterrupt:
@@ -138,7 +141,12 @@ def run_ablation(
         print_json(table.content)
     else:
         headers = (f"{mode}, {name}", "tokens per second", "of default", "ms per token, or why not")
-        print_table(headers, [_cells(row, mode, table.other_default(row)) for row in table.rows])
+        refused = [row for row in table.rows if row.get("refused")]
+        shown = table.rows if len(refused) < _MANY else [row for row in table.rows if row not in refused]
+        print_table(headers, [_cells(row, mode, table.other_default(row)) for row in shown])
+        if len(refused) >= _MANY:
+            names = ", ".join(row["variant"] for row in refused)
+            click.echo(f"not here: {names} (why: --json, or --rows NAME)")
     if ablation.plot:
         _draw(table, mode, f"{mode}, {name}", ablation.plot)
     return 0 if "rate" in measured[0] else 1

@@ -33,6 +33,7 @@ def command(settings: Settings, geometry_name: str | None, timeout_s: float, as_
     Looks at metadata, imports every plugin in a fresh process, loads every backend for this device in another, and
     with a model (or --geometry) makes the plan of each tensor-parallel rank. Exits with 1 if anything is wrong.
     """
+    click.echo("importing every plugin and loading every backend, each in a process of its own: some 10 s", err=True)
     device = detect_device(settings.engine.device)
     model, path = _model(settings, geometry_name)
     answer = diagnose(

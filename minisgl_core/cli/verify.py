@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import json_option, print_json
+from .output import json_option, print_json, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,10 +76,10 @@ def _print(report: Report, console: Console) -> None:
         console.print(f"note: {outcome.name}: {outcome.detail}", style="yellow")
     for reason, names in _refusals(report).items():
         console.print(f"refused here: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}")
-    console.print(_summary(report))
-    console.print(_groups(report))
-    if report.speeds:
-        console.print(_speeds(report))
+    for print_part in (_print_summary, _print_groups, *([_print_speeds] if report.speeds else [])):
+        click.echo()
+        print_part(report)
+    click.echo()
     counts = report.counts()
     verdict = "PASSED" if report.passed else "FAILED"
     parts = ", ".join(f"{counts[status]} {status}" for status in COLUMNS)
@@ -94,44 +94,38 @@ def _refusals(report: Report) -> dict[str, list[str]]:
     return found
 
 
-def _summary(report: Report) -> object:
-    from rich.table import Table
-
-    table = Table(title=report.backend, show_header=False, title_justify="left")
+def _print_summary(report: Report) -> None:
     sm = f" sm{report.device['sm']}" if report.device["sm"] else ""
-    table.add_row("device", f"{report.device['kind']}{sm} {report.device['name']}".rstrip())
-    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items()))
+    rows = [
+        ("device", f"{report.device['kind']}{sm} {report.device['name']}".rstrip()),
+        ("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())),
+    ]
     for dtype, (error, check) in report.worst_errors().items():
-        table.add_row(f"worst error, {dtype}", f"{error:.2e} in {check}" if error else "exact")
+        rows.append((f"worst error, {dtype}", f"{error:.2e} in {check}" if error else "exact"))
     if report.finite_tail:
-        table.add_row("finite_tail", "unused tails of pages held zeros; whole foreign pages held NaN")
-    return table
+        rows.append(("finite_tail", "unused tails of pages held zeros; whole foreign pages held NaN"))
+    print_table((report.backend, ""), rows)
 
 
-def _groups(report: Report) -> object:
-    from rich.table import Table
-
+def _print_groups(report: Report) -> None:
     groups: dict[str, dict[str, int]] = {}
     for outcome in report.outcomes:
         name = "/".join(outcome.name.split("/")[:-1][:2]) or outcome.name
         counts = groups.setdefault(name, dict.fromkeys(COLUMNS, 0))
         counts[outcome.status] += 1
-    table = Table("checks", *COLUMNS)
-    for name, counts in groups.items():
-        table.add_row(name, *(str(counts[column] or "") for column in COLUMNS))
-    return table
+    rows = [(name, *(counts[column] or "" for column in COLUMNS)) for name, counts in groups.items()]
+    print_table(("CHECKS", *map(str.upper, COLUMNS)), rows)
 
 
-def _speeds(report: Report) -> object:
-    from rich.table import Table
-
-    table = Table("speed", "achieved", "this machine's limit", "share", "time")
-    for speed in report.speeds:
-        table.add_row(
+def _print_speeds(report: Report) -> None:
+    rows = [
+        (
             speed.label,
             f"{speed.achieved:.4g} {speed.kind}",
             f"{speed.limit:.4g} {speed.kind}",
             f"{100 * speed.achieved / speed.limit:.0f} %",
             f"{speed.microseconds:.1f} us",
         )
-    return table
+        for speed in report.speeds
+    ]
+    print_table(("SPEED", "ACHIEVED", "THIS MACHINE'S LIMIT", "SHARE", "TIME"), rows)

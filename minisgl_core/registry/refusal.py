@@ -64,7 +64,8 @@ def refusal(query: PlanQuery, solution: Solution, registry: Registry, environmen
     message = _headline(fields, query)
     absent, named = _absent_plugins(fields, query, solution, registry), _named(fields, query, solution, registry)
     if absent:
-        message = f"no plugin for {query.device.kind} is installed: pip install {' '.join(absent)}; {message}"
+        install = f"pip install {' '.join(absent)} (built by make wheels: see --find-links in the README)"
+        message = f"no plugin for {query.device.kind} is installed: {install}; {message}"
     failed = [f"plugin {plugin.distribution} failed to load: {plugin.failure}" for plugin in registry.failures()]
     adviser = Adviser(query, solution, registry, environment)
     details = [*_details(fields, adviser), *failed, *exclusion_lines(registry.excluded())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -140,6 +141,7 @@ def write_distribution(name: str, role: Role, folder: Path, registry: Registry) 
         )
     made = Scaffold(name, role, folder)
     _check_name(made, registry)
+    existed = folder.exists()
     require_writable_folder(folder, "the plugin", field="--out")
     if any(folder.iterdir()):
         raise UsageError(
@@ -148,11 +150,31 @@ def write_distribution(name: str, role: Role, folder: Path, registry: Registry) 
             value=str(folder),
             remedy="nothing is overwritten: name another folder with --out",
         )
-    for path, text in made.contents().items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+    try:
+        for path, text in made.contents().items():
+            place = folder / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _remove(folder, keep=existed)
+        raise UsageError(
+            f"the plugin cannot be written to {str(folder)!r}: {error.strerror}; nothing is left there",
+            field="--out",
+            value=str(folder),
+            remedy="make room, or name a folder on another disk",
+        ) from error
     return made
+
+
+def _remove(folder: Path, *, keep: bool) -> None:
+    """Empty a folder that was empty before; remove it too if it was not there."""
+    for child in folder.iterdir():
+        if child.is_dir():
+            shutil.rmtree(child, ignore_errors=True)
+        else:
+            child.unlink()
+    if not keep:
+        folder.rmdir()
 
 
 def _check_name(made: Scaffold, registry: Registry) -> None:

@@ -120,7 +120,7 @@ def test_case_131_standard_input_with_a_prompt_option_is_refused(way: str, tmp_p
     call = [PROGRAM, "generate", "-p", "x", "--model", "./no/where"]
     with text.open() as file:
         given = {"stdin": file} if way == "file" else {"input": text.read_text()}
-        done = subprocess.run(call, capture_output=True, text=True, check=False, **given)  # type: ignore[call-overload]
+        done = subprocess.run(call, capture_output=True, text=True, check=False, **given)
     assert done.returncode == 2
     assert done.stderr.startswith("error: standard input holds text beside --prompt; leave out --prompt to read it")
 
@@ -128,7 +128,7 @@ def test_case_131_standard_input_with_a_prompt_option_is_refused(way: str, tmp_p
 def test_case_131_an_empty_standard_input_is_nothing_to_refuse(tmp_path: Path) -> None:
     call = [PROGRAM, "generate", "-p", "x", "--model", "./no/where"]
     for given in ({"input": ""}, {"stdin": subprocess.DEVNULL}):
-        done = subprocess.run(call, capture_output=True, text=True, check=False, **given)  # type: ignore[call-overload]
+        done = subprocess.run(call, capture_output=True, text=True, check=False, **given)
         assert done.stderr.startswith("error: there is no model folder")
 
 
@@ -232,3 +232,46 @@ def test_case_133_narrow_terminals_cut_no_help(columns: str, monkeypatch: pytest
     assert main(["-h"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert all(entry.help in text for entry in COMMANDS.values())
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_case_133_a_plugin_that_finds_no_room_leaves_nothing_half_made(
+    existed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    write, written = Path.write_text, []
+
+    def limited(path: Path, *arguments: object, **more: object) -> int:
+        written.append(path)
+        if len(written) > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *arguments, **more)  # type: ignore[arg-type]
+
+    folder = tmp_path / "mine"
+    if existed:
+        folder.mkdir()
+    monkeypatch.setattr(Path, "write_text", limited)
+    assert main(["new-plugin", "mine", "--role", "attention", "--out", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert "No space left on device; nothing is left there" in error and "internal" not in error
+    assert len(written) == 4 and folder.exists() == existed and (not existed or not list(folder.iterdir()))
+
+
+def test_case_133_doctor_says_at_once_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def stop(kind: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minisgl_core.cli.doctor.detect_device", stop)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err.startswith("importing every plugin and loading every backend")
+
+
+# 125: nothing is on an index yet
+
+
+def test_case_125_the_documents_install_without_an_index() -> None:
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("plugins/*/README.md")]
+    for page in pages:
+        for line in page.read_text().splitlines():
+            assert "--no-build-isolation" not in line, page
+            assert "pip install" not in line or "minisgl-" not in line or "--find-links" in line, f"{page}: {line}"

@@ -64,7 +64,8 @@ def test_without_any_attention_plugin_the_error_says_what_to_install(
     with pytest.raises(BackendError) as refused:
         resolve(device=device)
     assert str(refused.value).startswith(
-        f"no plugin for {device.kind} is installed: {remedy}; no backend for attention"
+        f"no plugin for {device.kind} is installed: {remedy} (built by make wheels: see --find-links in the "
+        "README); no backend for attention"
     )
 
 

@@ -123,7 +123,7 @@ class Reader:
         if words[0] == "pip":
             assert words[-2:] == ["-e", PROJECT]
             words = ["python", "-m", *words[:-2], "-q", "--upgrade", "--no-deps", "--target", str(self.beside.site)]
-            words += ["-e", PROJECT]
+            words += ["--no-build-isolation", "-e", PROJECT]  # no index here: hatchling is installed already
             self.beside = replace(self.beside, sources=(self.beside.work / PROJECT / "src",))
         elif words[0] == "pytest":
             words = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *words[1:]]

@@ -63,19 +63,35 @@ def test_every_make_target_is_in_the_help() -> None:
 
 
 def test_nothing_else_is_typed() -> None:
-    assert [line for line in COMMANDS if not line.startswith(("make ", "minisgl "))] == []
+    assert [line for line in COMMANDS if not line.startswith(("make ", "minisgl ", "pip "))] == []
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("pip ")])
+def test_case_125_what_pip_is_to_install_is_found_among_the_wheels(line: str, tmp_path: Path) -> None:
+    """In a new environment, without an index: `.ci/run` does the same with all dependencies."""
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    for folder in (ROOT, *(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))):
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(dist)]
+        subprocess.run(build, cwd=folder, check=True, capture_output=True)
+    words = [*shlex.split(line)[1:], "--no-index", "--no-deps", "--dry-run", "--ignore-installed"]
+    done = _run([sys.executable, "-m", "pip", *words], tmp_path)
+    assert done.returncode == 0 and f"Would install {words[3]}" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("line", MINISGL)
 def test_each_command_runs(line: str, model: str, tmp_path: Path) -> None:
     words = shlex.split(line)[1:]
     words = [model if word == "PATH" else word for word in words]
+    (tmp_path / "requests.jsonl").write_text(_blocks("json")[0])
     if words[0] == "generate" and "--model" not in words:
         words += ["--model", model, "--max-tokens", "4"]
     done = _run([MINISGL_PROGRAM, *words], tmp_path)
     nothing_runs_there = 1 if "--device" in words else 0  # an answer too, for hardware that is not here
     assert done.returncode in (0, nothing_runs_there), done.stderr
-    assert done.stdout.strip() or words[0] == "chat"
+    assert done.stdout.strip() or words[0] == "chat" or "--output" in words
+    if "--output" in words:
+        assert (tmp_path / "answers.jsonl").read_text().count("\n") == 2
 
 
 def test_the_config_file_is_accepted_and_its_backends_are_found(model: str, tmp_path: Path) -> None:
