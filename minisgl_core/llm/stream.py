@@ -68,9 +68,12 @@ class Stream(_Pieces, Iterator["Chunk"]):
         raise StopIteration
 
     def close(self) -> None:
-        """Abort the request if it still runs, and wait until its pages are free. Calling it twice is harmless."""
+        """Abort the request if it still runs, and wait until its pages are free. From any thread: one that is reading
+        finds the end of the stream. Calling it twice is harmless.
+        """
         if self._open:
             self._open = False
+            self._thread_call.wake(None)  # another thread may be reading
             rest = ThreadCall()
             if self._engine.abort(self._call, rest):
                 rest.wait()
@@ -97,10 +100,13 @@ class AsyncStream(_Pieces, AsyncIterator["Chunk"]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Abort the request if it still runs. Calling it twice is harmless."""
+        """Abort the request if it still runs; a task that is reading finds the end of the stream. Calling it twice is
+        harmless.
+        """
         self._abort()
 
     def _abort(self) -> None:
         if self._open:
             self._open = False
+            self._loop_call.wake()  # another task may be reading
             self._engine.abort(self._call)

@@ -153,6 +153,24 @@ def test_a_stream_that_nobody_reads_is_aborted(llm: AsyncLLM, expected: Referenc
     asyncio.run(main())
 
 
+def test_closing_a_stream_ends_the_loop_of_the_task_that_reads_it(llm: AsyncLLM, slow_steps: None) -> None:
+    async def main() -> None:
+        stream = llm.stream([5, 6, 7], LONG)
+        await anext(stream)
+
+        async def read() -> list[Any]:
+            return [chunk async for chunk in stream]
+
+        reader = asyncio.ensure_future(read())
+        await asyncio.sleep(0.05)
+        await stream.aclose()
+        chunks = await asyncio.wait_for(reader, 10)
+        assert all(chunk.finish_reason is None for chunk in chunks)
+        await llm.clear_cache()
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_generate_is_aborted(llm: AsyncLLM, expected: Reference, slow_steps: None) -> None:
     async def main() -> None:
         with pytest.raises(asyncio.TimeoutError):

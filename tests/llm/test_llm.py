@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -173,6 +174,21 @@ def test_case_55_closing_or_dropping_a_stream_frees_its_pages_at_once(
     stats = llm.scheduler.stats
     assert (stats.running, stats.waiting, llm.scheduler.has_work) == (0, 0, False)
     assert stats.free_pages + stats.cached_pages == 512
+
+
+def test_closing_a_stream_ends_the_loop_of_the_thread_that_reads_it(
+    llm: LLM, slow_steps: Callable[[float], None]
+) -> None:
+    slow_steps(0.02)
+    stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True))
+    read: list[Any] = [next(stream)]
+    reader = threading.Thread(target=lambda: read.extend(stream), daemon=True)
+    reader.start()
+    time.sleep(0.05)
+    stream.close()
+    reader.join(10)
+    assert not reader.is_alive()
+    assert all(chunk.finish_reason is None for chunk in read)
 
 
 def test_bad_prompts_of_a_stream_raise_at_the_call(llm: LLM) -> None:
