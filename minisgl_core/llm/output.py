@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +43,10 @@ class Output:
         "_at_once",
         "_decoded",
         "_decoder",
-        "_ends_silently",
         "_flushed",
         "_logprobs",
         "_min_tokens",
+        "_silent_from",
         "_stop",
         "_taken_text",
         "_taken_tokens",
@@ -85,8 +86,8 @@ class Output:
         self._at_once = bool(params.stop)
         self._min_tokens = params.min_tokens
         """In the text of these no stop string is looked for."""
-        self._ends_silently = False
-        """The last token is a stop token: its text is no part of the answer."""
+        self._silent_from = sys.maxsize
+        """The index of the stop token that ended it, whose text is not part of the answer."""
         self._text: list[str] = []
         self._decoded = self._taken_text = self._taken_tokens = 0
         self._flushed = False
@@ -113,7 +114,8 @@ class Output:
         if out.finish_reason is None:
             return out.token is not None and self.add_token(out.token)
         if out.token is not None:
-            self._ends_silently = out.finish_reason == "stop"
+            if out.finish_reason == "stop":
+                self._silent_from = len(self.token_ids)  # set first: a reader may decode as soon as the token is there
             self.token_ids.append(out.token)
         self.error = out.error
         stopped = self._at_once and self._decode(end=True)
@@ -128,10 +130,9 @@ class Output:
         if self._decoder is None or self._flushed:
             return self._stop.stopped
         tokens = self.token_ids[self._decoded :]
+        del tokens[max(0, self._silent_from - self._decoded) :]
         early = max(0, self._min_tokens - self._decoded) if self._at_once else 0
         self._decoded += len(tokens)
-        if end and self._ends_silently:
-            tokens.pop()
         certain = "".join(map(self._decoder.push, tokens[:early]))
         if self._at_once:
             certain += "".join(map(self._match, tokens[early:]))
@@ -182,12 +183,14 @@ class Output:
     def fields(self) -> dict[str, Any]:
         """Those of a :class:`Choice`, as far as the answer has come."""
         reason = self._catch_up()
+        text, tokens = "".join(self._text), self.token_ids[:]  # the engine goes on appending to its own list
+        logprobs = None if self._logprobs is None else _with_text(self._logprobs[: len(tokens)], self._tokenizer)
         return {
-            "text": "".join(self._text),
-            "token_ids": self.token_ids,
+            "text": text,
+            "token_ids": tokens,
             "finish_reason": reason,
             "stop_reason": self.stop_reason,
-            "logprobs": None if self._logprobs is None else _with_text(self._logprobs, self._tokenizer),
+            "logprobs": logprobs,
             "error": self.error,
         }
 

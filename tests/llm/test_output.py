@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl_core.core import SamplingParams
+from minisgl_core.engine import TokenLogprobs
 from minisgl_core.llm.output import Output, PromptFacts, completion
 from minisgl_core.scheduler import TokenOut
 
@@ -26,6 +27,9 @@ class Pieces:
 
     def special_text(self, token: int) -> str | None:
         return None
+
+    def token_text(self, token: int) -> str:
+        return PIECES[token]
 
     def push(self, token: int) -> str:
         text, self._held = self._held, ""
@@ -114,6 +118,38 @@ def test_a_stop_string_in_the_last_token_needs_no_word_to_the_scheduler() -> Non
 def test_the_text_of_a_stop_token_is_not_emitted_but_its_id_is() -> None:
     output, _, _ = play([5, EOS], reason="stop")
     assert (completion([output], None).text, output.token_ids, output.finish_reason) == ("abc", [5, EOS], "stop")
+
+
+def test_a_reader_between_the_stop_token_and_the_reason_sees_no_text_of_it() -> None:
+    """The engine's thread adds the token first and the reason last; another thread may read in between."""
+    output = Output(SamplingParams(), Pieces(), PromptFacts(3))  # type: ignore[arg-type]
+    seen: list[str] = []
+
+    class Watched(list[int]):
+        def append(self, token: int) -> None:
+            super().append(token)
+            chunk = output.take()
+            assert chunk is not None
+            seen.append(chunk.text)
+
+    output.token_ids = Watched()
+    output.add(TokenOut(0, 5, None))
+    output.add(TokenOut(0, EOS, "stop"))
+    last = output.take()
+    assert last is not None
+    assert (seen, last.text, last.finish_reason) == (["abc", ""], "", "stop")
+    assert completion([output], None).text == "abc"
+
+
+def test_an_answer_taken_early_does_not_change() -> None:
+    output = Output(SamplingParams(logprobs=0), Pieces(), PromptFacts(3))  # type: ignore[arg-type]
+    output.add(TokenOut(0, 5, None, logprobs=TokenLogprobs(5, -0.5, [])))
+    assert output._logprobs is not None
+    output._logprobs.append(TokenLogprobs(0, -0.25, []))  # that of a token which is about to come
+    early = completion([output], None)
+    output.token_ids.append(0)
+    assert (early.text, early.token_ids) == ("abc", [5])
+    assert early.logprobs is not None and [entry.token_id for entry in early.logprobs] == [5]
 
 
 def test_case_37_a_stop_token_first_gives_an_empty_text() -> None:
