@@ -25,6 +25,9 @@ PreparedPrompt = tuple[np.ndarray, SamplingParams]
 
 _GIVE = "give a text or token ids"
 _GIVE_MANY = "give a text, a list of token ids, or a list of these"
+_INTEGERS = frozenset(
+    (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64)
+)
 _NO_LISTING = (str, bytes, bytearray, Mapping, AbstractSet)
 """Iterable, but no sequence of prompts or of ids."""
 
@@ -80,24 +83,39 @@ def _token_ids(prompt: object, tokenizer: Tokenizer | None, limits: Limits) -> n
                 remedy="give token ids",
             )
         return np.array(tokenizer.encode(prompt), dtype=np.int32)
-    if isinstance(prompt, torch.Tensor | np.ndarray):
+    if isinstance(prompt, torch.Tensor | np.ndarray) and not _holds_objects(prompt):
         return _narrowed(_checked_array(prompt), limits)
     if not isinstance(prompt, Iterable) or isinstance(prompt, _NO_LISTING):
-        raise AdmissionError(f"the prompt is {prompt!r:.60}", field="prompt", value=prompt, remedy=_GIVE)
+        raise AdmissionError(
+            f"the prompt is {prompt!r:.60}", field="prompt", value=prompt, remedy=_remedy_for(prompt, _GIVE)
+        )
     return _narrowed(_listed_ids(list(prompt), limits), limits)
 
 
 def _checked_array(prompt: torch.Tensor | np.ndarray) -> np.ndarray:
     """(N,) of some integer dtype. An empty array may have any dtype: NumPy and torch make it of floats."""
-    array = prompt.detach().cpu().numpy() if isinstance(prompt, torch.Tensor) else prompt
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+    shape = tuple(prompt.shape)
+    if len(shape) != 1 or (shape != (0,) and not _holds_integers(prompt)):
         raise AdmissionError(
-            f"the prompt is an array of shape {array.shape} and dtype {array.dtype}",
+            f"the prompt is an array of shape {shape} and dtype {prompt.dtype}",
             field="prompt",
             value=prompt,
             remedy="give token ids: one dimension, integers",
         )
-    return array
+    if shape == (0,):
+        return np.empty(0, dtype=np.int32)
+    return prompt.detach().cpu().numpy() if isinstance(prompt, torch.Tensor) else prompt
+
+
+def _holds_integers(array: torch.Tensor | np.ndarray) -> bool:
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind in "iu"
+    return array.dtype in _INTEGERS and array.layout is torch.strided and not array.is_meta
+
+
+def _holds_objects(array: torch.Tensor | np.ndarray) -> bool:
+    """Texts or Python objects, as a column of a table: an array only by its class."""
+    return isinstance(array, np.ndarray) and array.ndim > 0 and array.dtype.kind in "OU"
 
 
 def _listed_ids(tokens: list[Any], limits: Limits) -> np.ndarray:
@@ -152,21 +170,21 @@ def _as_list(prompts: object) -> list[Any]:
     """A text, or a non-empty listing that begins with a token id, is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, torch.Tensor | np.ndarray):
+    if isinstance(prompts, torch.Tensor | np.ndarray) and not _holds_objects(prompts):
         return [prompts] if prompts.ndim < 2 else list(prompts)
     if not isinstance(prompts, Iterable) or isinstance(prompts, _NO_LISTING):
         raise AdmissionError(
-            f"the prompts are {prompts!r:.60}", field="prompts", value=prompts, remedy=_remedy_for(prompts)
+            f"the prompts are {prompts!r:.60}", field="prompts", value=prompts, remedy=_remedy_for(prompts, _GIVE_MANY)
         )
     listed = prompts if isinstance(prompts, list) else list(prompts)
     return [listed] if listed and _is_token_type(type(_plain(listed[0]))) else listed
 
 
-def _remedy_for(prompts: object) -> str:
+def _remedy_for(prompts: object, otherwise: str) -> str:
     for name in ("input_ids", "prompt_token_ids", "prompt"):
         if isinstance(prompts, Mapping) and name in prompts:
             return f"give what it holds as {name!r}"
-    return _GIVE_MANY
+    return otherwise
 
 
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

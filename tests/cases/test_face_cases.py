@@ -138,6 +138,8 @@ LIMITS = Limits(2048, None, 512)
         np.array([IDS]),
         torch.tensor([IDS]),
         iter([IDS]),
+        np.array(IDS, dtype=object),
+        [np.array(IDS, dtype=object)],
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -169,8 +171,13 @@ def test_case_114_rows_are_prompts(prompts: Any) -> None:
         (np.array([5.0]), r"the prompt is an array of shape \(1,\) and dtype float64"),
         (np.array([True]), r"the prompt is an array of shape \(1,\) and dtype bool"),
         (np.array([[5]]), r"the prompt is an array of shape \(1, 1\) and dtype int64"),
-        (torch.tensor([5.0]), r"the prompt is an array of shape \(1,\) and dtype float32"),
+        (torch.tensor([5.0]), r"the prompt is an array of shape \(1,\) and dtype torch.float32"),
         (np.array(5), r"the prompt is an array of shape \(\)"),
+        (torch.tensor([5.0], dtype=torch.bfloat16), r"the prompt is an array of shape \(1,\) and dtype torch.bfloat16"),
+        (torch.tensor([5j]).conj(), r"the prompt is an array of shape \(1,\) and dtype torch.complex64"),
+        (torch.tensor([5]).to_sparse(), r"the prompt is an array of shape \(1,\) and dtype torch.int64"),
+        (torch.tensor([5], device="meta"), r"the prompt is an array of shape \(1,\) and dtype torch.int64"),
+        (np.array("text"), r"the prompt is an array of shape \(\) and dtype <U4"),
         ({5: 6}, "the prompt is {5: 6}"),
         ({5, 6}, "the prompt is {5, 6}"),
         (5.0, "the prompt is 5.0"),
@@ -190,7 +197,17 @@ def test_case_114_anything_else_is_refused_by_name(prompt: Any, message: str) ->
         prepare_prompts([IDS, prompt], None, None, LIMITS)
 
 
+@pytest.mark.parametrize("kind", ["U", "O"])
+def test_case_114_a_column_of_texts_is_several_prompts(llm: LLM, kind: Any) -> None:
+    texts = ["def answer", "return"]
+    prepared = prepare_prompts(np.array(texts, dtype=kind), None, llm.tokenizer, llm.scheduler.limits)
+    wanted = prepare_prompts(texts, None, llm.tokenizer, llm.scheduler.limits)
+    assert [ids.tolist() for ids, _ in prepared] == [ids.tolist() for ids, _ in wanted]
+
+
 def test_case_114_what_a_tokenizer_of_transformers_returns_gets_a_hint() -> None:
+    with pytest.raises(AdmissionError, match="prompt 0: .* give what it holds as 'prompt_token_ids'"):
+        prepare_prompts([{"prompt_token_ids": IDS}], None, None, LIMITS)  # type: ignore[list-item]
     with pytest.raises(AdmissionError, match="give what it holds as 'input_ids'"):
         prepare_prompts({"input_ids": [IDS]}, None, None, LIMITS)  # type: ignore[arg-type]
 
