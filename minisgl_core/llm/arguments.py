@@ -16,7 +16,7 @@ from minisgl_core.errors import ConfigError, UsageError, nearest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["engine_config", "refuse_unknown_arguments"]
+__all__ = ["argument_hint", "engine_config", "refuse_unknown_arguments"]
 
 _OWN_FIELDS: Final = frozenset({"model_path", "tp_info", "dtype"})
 """Of EngineConfig, those that an LLM sets by itself."""
@@ -118,13 +118,17 @@ def refuse_unknown_arguments(call: str, known: tuple[str, ...], given: Mapping[s
     """Raise :class:`UsageError` for the first argument that is ``given`` to ``call`` and is none of the ``known``."""
     for name, value in given.items():
         remedy = (
-            _CALLS_OTHERS.get(name)
-            or HINTS.get(name)
-            or (f"give it in `params`: SamplingParams({name}={value!r:.40})" if name in _SAMPLING else "")
+            argument_hint(name, value)
             or nearest(name, known)
             or f"known are {', '.join(known)}; how to sample is set in `params`"
         )
         raise UsageError(f"`{call}` has no argument `{name}`", field=name, value=value, remedy=remedy)
+
+
+def argument_hint(name: str, value: object) -> str:
+    """What to do instead of giving a call an argument that other libraries' calls have; empty for other names."""
+    in_params = f"give it in `params`: SamplingParams({name}={value!r:.40})" if name in _SAMPLING - HINTS.keys() else ""
+    return _CALLS_OTHERS.get(name) or HINTS.get(name) or in_params
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

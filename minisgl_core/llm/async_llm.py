@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 from .arguments import refuse_unknown_arguments
 from .calls import LoopCall
-from .face import Conversation, Conversations, Face
+from .face import Conversation, Conversations, Face, list_conversations
 from .stream import AsyncStream
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class AsyncLLM(Face):
         **options: Any,
     ) -> list[Completion]:
         """Answer one conversation, or each of a list of them, as :meth:`LLM.chat` does."""
-        return await self._answer(self._prepare(self._chat_prompts(messages, options), params))
+        return await self._answer(self._prepare(self._chat_prompts(list_conversations(messages), options), params))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **unknown: Never) -> AsyncStream:
         """Answer one prompt piece by piece: ``async for chunk in llm.stream(prompt)``. Closing or dropping the

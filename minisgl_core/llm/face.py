@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +11,7 @@ from minisgl_core.demo_model import resolve_model_path
 from minisgl_core.errors import AdmissionError
 from minisgl_core.tokenizer import load_tokenizer
 
-from .arguments import engine_config
+from .arguments import argument_hint, engine_config
 from .async_engine import AsyncEngine
 from .prompts import PreparedPrompt, Prompts, prepare_prompts
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from minisgl_core.scheduler import Scheduler
     from minisgl_core.tokenizer import Message
 
-__all__ = ["Conversation", "Conversations", "Face"]
+__all__ = ["Conversation", "Conversations", "Face", "list_conversations"]
 
-Conversation = Sequence["Message"]
-Conversations = Conversation | Sequence[Conversation]
+Conversation = Iterable["Message"]
+Conversations = Conversation | Iterable[Conversation]
 """One list of messages, or several."""
 
 
@@ -99,14 +99,36 @@ class Face:
     ) -> list[PreparedPrompt]:
         return prepare_prompts(prompts, params, self.tokenizer, self.scheduler.limits)
 
-    def _chat_prompts(self, messages: Conversations, options: Mapping[str, Any]) -> list[list[int]]:
-        """Token ids of each conversation."""
+    def _chat_prompts(self, conversations: Sequence[Conversation], options: Mapping[str, Any]) -> list[list[int]]:
+        """Token ids of each conversation. The error for one of several names its index."""
         if self.tokenizer is None:
             raise AdmissionError(
                 "messages cannot be encoded: the model has no tokenizer files",
                 field="messages",
                 remedy="give token ids to `generate`",
             )
-        one = bool(messages) and isinstance(cast("Sequence[object]", messages)[0], Mapping)
-        conversations = cast("Sequence[Conversation]", [messages] if one else messages)
-        return [self.tokenizer.apply_chat_template(conversation, **options) for conversation in conversations]
+        prompts = []
+        for index, messages in enumerate(conversations):
+            try:
+                prompts.append(self.tokenizer.apply_chat_template(messages, **options))
+            except AdmissionError as error:
+                place = f"conversation {index}: " if len(conversations) > 1 else ""
+                hint = argument_hint(error.field, error.value) if error.field in options else ""
+                raise AdmissionError(
+                    f"{place}{error.message}", field=error.field, value=error.value, remedy=hint or error.remedy
+                ) from error
+        return prompts
+
+
+def list_conversations(messages: Conversations) -> list[Conversation]:
+    """One list of messages, or several; anything that is no list is left to the tokenizer to refuse."""
+    if not isinstance(messages, Iterable) or isinstance(messages, str | Mapping):
+        return [messages]
+    listed = list(messages)
+    several = all(isinstance(one, Iterable) and not _is_message(one) for one in listed)
+    return cast("list[Conversation]", listed if several else [listed])
+
+
+def _is_message(value: object) -> bool:
+    """Messages of client libraries are objects, some of which can be iterated over."""
+    return isinstance(value, str | Mapping) or hasattr(value, "model_dump")

@@ -11,7 +11,7 @@ from minisgl_core.progress import progress_bar
 
 from .arguments import refuse_unknown_arguments
 from .calls import ThreadCall
-from .face import Conversation, Conversations, Face
+from .face import Conversation, Conversations, Face, list_conversations
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LLM(Face):
         ``messages``: ``[{"role": "user", "content": "..."}]``. ``options``: of the model's chat template, such as
         ``tools`` or ``enable_thinking=False``.
         """
-        return self._answer(self._prepare(self._chat_prompts(messages, options), params), progress)
+        return self._answer(self._prepare(self._chat_prompts(list_conversations(messages), options), params), progress)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **unknown: Never) -> Stream:
         """Answer one prompt piece by piece; closing or dropping the iterator aborts the request.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import AdmissionError
@@ -19,15 +19,20 @@ _MARK: Final = "END_OF_THE_CONTINUED_MESSAGE "
 """Written after the text to continue. Whether its space survives shows whether the template trims."""
 
 
-def normalised(messages: Sequence[Any], *, keep_null_content: bool) -> list[dict[str, Any]]:
+def normalised(messages: Iterable[Any], *, keep_null_content: bool) -> list[dict[str, Any]]:
     """Plain dicts. Lists of text parts are joined to one string.
 
     A field that is null, and an empty ``tool_calls``, are left out: templates ask ``'tool_calls' in message``, or would
     write the word None. A null ``content`` stays for templates that compare it with none (``keep_null_content``).
     """
-    if not messages:
+    if not isinstance(messages, Iterable) or isinstance(messages, str | bytes | Mapping):
+        raise refusal(
+            f"the messages are {messages!r:.60}", messages, 'give a list: [{"role": "user", "content": "..."}]'
+        )
+    plain = [_normalised(message, keep_null_content) for message in messages]
+    if not plain:
         raise refusal("there are no messages", messages)
-    return [_normalised(message, keep_null_content) for message in messages]
+    return plain
 
 
 def _normalised(message: Any, keep_null_content: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -112,7 +112,7 @@ class Tokenizer:
             return ByteLevelDecoder(self._pieces)
         return WindowDecoder(self.decode, self._kind_of, prompt)
 
-    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+    def render_chat(self, messages: Iterable[Message], **options: Any) -> str:
         """The prompt that the chat template makes of messages; see :meth:`ChatTemplate.render`."""
         template = self.chat_template
         if template is None and options.get("chat_template") is not None:
@@ -125,7 +125,7 @@ class Tokenizer:
             )
         return template.render(messages, **options)
 
-    def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> list[int]:
+    def apply_chat_template(self, messages: Iterable[Message], **options: Any) -> list[int]:
         """Token ids of a chat. The template writes all special tokens itself: none is added, so BOS stands once."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 

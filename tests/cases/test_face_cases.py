@@ -206,7 +206,7 @@ def test_case_114_a_column_of_texts_is_several_prompts(llm: LLM, kind: Any) -> N
 
 
 def test_case_114_what_a_tokenizer_of_transformers_returns_gets_a_hint() -> None:
-    with pytest.raises(AdmissionError, match="prompt 0: .* give what it holds as 'prompt_token_ids'"):
+    with pytest.raises(AdmissionError, match=r"prompt 0: .* give what it holds as 'prompt_token_ids'"):
         prepare_prompts([{"prompt_token_ids": IDS}], None, None, LIMITS)  # type: ignore[list-item]
     with pytest.raises(AdmissionError, match="give what it holds as 'input_ids'"):
         prepare_prompts({"input_ids": [IDS]}, None, None, LIMITS)  # type: ignore[arg-type]
@@ -310,6 +310,72 @@ def test_case_132_chat_answers_what_the_template_writes(llm: LLM) -> None:
     assert [answer.text for answer in (one, *two)] == [wanted.text] * 3
     assert one.prompt_tokens == len(prompt)
     assert "".join(chunk.text for chunk in llm.stream_chat(messages, greedy(8))) == wanted.text
+
+
+@pytest.mark.parametrize("make", [list, tuple, iter, lambda turns: (turn for turn in turns)])
+def test_case_132_a_conversation_may_be_any_iterable(llm: LLM, make: Any) -> None:
+    turns = [{"role": "user", "content": "def answer"}]
+    (wanted,) = llm.chat(turns, greedy(4), progress=False)
+    assert llm.chat(make(turns), greedy(4), progress=False) == [wanted]
+    assert llm.chat(make([make(turns), make(turns)]), greedy(4), progress=False) == [wanted] * 2
+    assert "".join(chunk.text for chunk in llm.stream_chat(make(turns), greedy(4))) == wanted.text
+
+
+class _Model:
+    """As a message of a client library: it can be iterated over, and is no mapping."""
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self.model_dump().items())
+
+    def model_dump(self) -> dict[str, str]:
+        return {"role": "user", "content": "def answer"}
+
+
+def test_case_132_messages_of_client_libraries_are_messages(llm: LLM) -> None:
+    wanted = llm.chat([_Model().model_dump()], greedy(4), progress=False)
+    assert llm.chat([_Model()], greedy(4), progress=False) == wanted  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ("hello", "the messages are 'hello'"),
+        ({"role": "user"}, "the messages are {'role': 'user'}"),
+        (None, "the messages are None"),
+        ([5], "message 5 has no role"),
+        (["hello"], "message 'hello' has no role"),
+        ([object], "message <class 'object'> has no role"),
+        ([[]], "there are no messages"),
+        (
+            [[{"role": "user", "content": "a"}], [{"content": "b"}]],
+            "conversation 1: message {'content': 'b'} has no role",
+        ),
+    ],
+)
+def test_case_132_what_is_no_conversation_is_refused_by_name(llm: LLM, messages: Any, problem: str) -> None:
+    with pytest.raises(AdmissionError, match=problem):
+        llm.chat(messages, greedy(4), progress=False)
+    with pytest.raises(AdmissionError):
+        llm.stream_chat(messages, greedy(4))
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ({"sampling_params": SamplingParams()}, "this is called `params` here"),
+        ({"use_tqdm": False}, "this is called `progress` here"),
+        ({"max_tokens": 3}, r"give it in `params`: SamplingParams\(max_tokens=3\)"),
+        ({"max_new_tokens": 3}, "SamplingParams calls this `max_tokens`"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "give the template's variables as arguments of their own",
+        ),
+    ],
+)
+def test_case_132_arguments_of_chat_by_the_names_of_other_engines(llm: LLM, given: dict[str, Any], hint: str) -> None:
+    for call in (llm.chat, llm.stream_chat):
+        with pytest.raises(UsageError, match=hint):
+            call([{"role": "user", "content": "a"}], **given)  # type: ignore[operator]
 
 
 def test_case_132_answers_are_typed_and_still_mappings(llm: LLM, expected: Any) -> None:
