@@ -122,10 +122,10 @@ class Face:
 
 def list_conversations(messages: Conversations) -> list[Conversation]:
     """One list of messages, or several; anything that is no list is left to the tokenizer to refuse."""
-    if not isinstance(messages, Iterable) or isinstance(messages, str | Mapping):
-        return [messages]
+    if not isinstance(cast("object", messages), Iterable) or isinstance(messages, str | Mapping):
+        return [cast("Conversation", messages)]
     listed = list(messages)
-    several = all(isinstance(one, Iterable) and not _is_message(one) for one in listed)
+    several = all(isinstance(one, Iterable) and not _is_message(one) for one in cast("list[object]", listed))
     return cast("list[Conversation]", listed if several else [listed])
 
 

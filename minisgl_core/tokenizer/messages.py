@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ..errors import AdmissionError
 
@@ -25,7 +25,7 @@ def normalised(messages: Iterable[Any], *, keep_null_content: bool) -> list[dict
     A field that is null, and an empty ``tool_calls``, are left out: templates ask ``'tool_calls' in message``, or would
     write the word None. A null ``content`` stays for templates that compare it with none (``keep_null_content``).
     """
-    if not isinstance(messages, Iterable) or isinstance(messages, str | bytes | Mapping):
+    if not isinstance(cast("object", messages), Iterable) or isinstance(messages, str | bytes | Mapping):
         raise refusal(
             f"the messages are {messages!r:.60}", messages, 'give a list: [{"role": "user", "content": "..."}]'
         )
