@@ -63,8 +63,8 @@ class AsyncLLM(Face):
 
     async def _answer(self, prepared: Sequence[PreparedPrompt]) -> list[Completion]:
         call = LoopCall()
-        self._engine.submit(prepared, call)
         try:
+            self._engine.submit(prepared, call)
             if prepared:
                 await call.wait()
         except BaseException:

@@ -89,8 +89,8 @@ class LLM(Face):
     def _answer(self, prepared: Sequence[PreparedPrompt], progress: bool) -> list[Completion]:
         call, total = ThreadCall(), sum(params.n for _, params in prepared)
         with progress_bar("requests", total, shown=progress, leave=True) as bar:
-            self._engine.submit(prepared, call)
             try:
+                self._engine.submit(prepared, call)
                 if not bar.disable:
                     _show_until_woken(call, bar, total)
                 elif prepared:

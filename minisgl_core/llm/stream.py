@@ -19,12 +19,13 @@ __all__ = ["AsyncStream", "Stream"]
 class _Pieces:
     """What of a call's outputs its reader has not seen."""
 
+    _open = False
+
     def __init__(self, engine: AsyncEngine, call: Call, prepared: Sequence[PreparedPrompt]) -> None:
         self._engine, self._call = engine, call
-        self._open = False
+        self._open = True  # before the start: Ctrl-C may come in the middle of it
         engine.submit(prepared, call)
         self._unread = list(call.outputs)
-        self._open = True
 
     def completion(self) -> Completion:
         """The answer as far as it has come, with what is known of its prompt."""

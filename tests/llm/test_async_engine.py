@@ -209,6 +209,13 @@ def test_bad_arguments_raise_at_the_call(llm: AsyncLLM) -> None:
         asyncio.run(llm.generate([""]))
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_stream_outside_of_a_loop_raises_what_asyncio_raises(llm: AsyncLLM) -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        llm.stream([5, 6, 7])
+    gc.collect()
+
+
 def test_an_asynchronous_context_manager_shuts_down(expected: Reference) -> None:
     async def main() -> AsyncLLM:
         async with AsyncLLM(ensure_checkpoint("q3-text"), **SETTINGS) as llm:

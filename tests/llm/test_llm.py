@@ -215,6 +215,24 @@ def test_ctrl_c_between_steps_leaves_a_usable_engine(
     ] == expected.continuations
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_ctrl_c_while_requests_are_posted_leaves_none_behind(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    post, posts = llm._engine._transport.post, itertools.count()
+
+    def interrupted(*given: Any) -> bool:
+        if next(posts) == 0:
+            raise KeyboardInterrupt
+        return post(*given)
+
+    monkeypatch.setattr(llm._engine._transport, "post", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.stream([5, 6, 7], GREEDY) if streams else llm.generate([[5, 6, 7]] * 3, GREEDY, progress=False)
+    gc.collect()
+    assert llm._engine._router._live == {}
+
+
 def test_clear_cache_forgets_all_prefixes(llm: LLM, expected: Reference) -> None:
     llm.generate([expected.prompts[2]], GREEDY, progress=False)
     assert llm.scheduler.stats.cached_pages > 0
