@@ -32,11 +32,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {' '.join(message.split())}\n")
 
 
-def about(options: argparse.Namespace) -> dict[str, Any]:
+def about(options: argparse.Namespace, device: str = "auto") -> dict[str, Any]:
     """What every result is kept with: commit, device, versions, command line."""
     from minisgl_core.bench.provenance import provenance
 
-    return provenance(at_commit=options.commit)
+    return provenance(device, options.commit)
 
 
 def positive(text: str) -> int:

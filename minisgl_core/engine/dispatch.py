@@ -116,30 +116,28 @@ class AttentionDispatcher:
         # Copied before the upload: they may be views of what this pass or one that is prepared after it changes.
         given = HandSet.of(batch, total, device)
         sent = state.upload_prefill(batch)
-        req_of_token = torch.repeat_interleave(torch.arange(batch.size, device=device), sent.q_lens, output_size=total)
-        offset = sent.cached - sent.cu_q[:-1]
-        positions = torch.arange(total, dtype=torch.int32, device=device) + offset[req_of_token]
-        # The staging buffer is reused by the next upload.
-        rows, input_ids = sent.rows.clone(), sent.input_ids.clone()
+        rows, places = sent.rows, sent.places
+        if given.positions is not None:
+            places = places + (given.positions - sent.positions)
         batch.rows = rows
-        batch.positions = positions if given.positions is None else given.positions
-        batch.input_ids = input_ids if given.input_ids is None else given.input_ids
-        places = rows[req_of_token], batch.positions
+        batch.positions = sent.positions if given.positions is None else given.positions
+        batch.input_ids = sent.input_ids if given.input_ids is None else given.input_ids
+        table = state.page_table.view(-1)
         if given.out_loc is None:
-            batch.out_loc = state.page_table[places]
+            batch.out_loc = table.index_select(0, places)
         else:
             batch.out_loc = given.out_loc
-            state.page_table.index_put_(places, given.out_loc)
-        batch.last_rows = (sent.cu_q[1:] - 1).to(torch.int64)
-        kv_lens, max_kv = sent.cached + sent.q_lens, max(kv_lens_host)
+            table.index_put_((places,), given.out_loc)
+        batch.last_rows = sent.last_rows.to(torch.int64)
+        max_kv = max(kv_lens_host)
         page_size = self._choose(batch).page_size
         batch.view = DerivedView(
             q_lens_host,
             kv_lens_host,
             max(q_lens_host),
             max_kv,
-            sent.cu_q.clone(),
-            kv_lens,
+            sent.cu_q,
+            sent.kv_lens,
             lambda lens: self._page_ids(rows, lens, max_kv, page_size),
             page_size,
             state.page_table,

@@ -28,18 +28,22 @@ PARAM_COLUMNS = 6
 
 
 class PrefillInputs(NamedTuple):
-    """What the host knows of a prefill pass, on the device: int32."""
+    """The inputs of a prefill pass, computed on the host, on the device: int32. They are the pass's own memory."""
 
     rows: torch.Tensor
     """(B,)"""
-    cached: torch.Tensor
-    """(B,) tokens with KV before this pass"""
-    q_lens: torch.Tensor
-    """(B,)"""
+    kv_lens: torch.Tensor
+    """(B,) tokens with KV after this pass"""
+    last_rows: torch.Tensor
+    """(B,) each row's last token in the pass"""
     cu_q: torch.Tensor
     """(B+1,)"""
-    input_ids: torch.Tensor
+    positions: torch.Tensor
     """(T,)"""
+    places: torch.Tensor
+    """(T,) of the tokens in the flat page table"""
+    input_ids: torch.Tensor
+    """(T,), or (0,) where they are set by hand"""
 
 
 class HandSet(NamedTuple):
@@ -88,7 +92,7 @@ class DecodeState:
         self.rows = torch.full((rows,), self.dummy_row, dtype=torch.int32, device=device)
         """The decode batch: its Reqs' rows, then padding."""
         self.iota = torch.arange(max(rows, 2) + 1, dtype=torch.int32, device=device)
-        self._upload = PackedUpload(platform, capacity=max(1 << 16, 4 * max_tokens + 16 * rows))
+        self._upload = PackedUpload(platform, capacity=max(1 << 16, 6 * max_tokens + 16 * rows + 64))
         self._room = self._upload.capacity - (1 + PARAM_COLUMNS + 1 + 2) * rows
         """Numbers of an upload that are left when all rows have parameters staged, and are resumed, with it."""
         self._slots: list[tuple[np.ndarray, np.ndarray]] = []
@@ -180,15 +184,23 @@ class DecodeState:
     def upload_prefill(self, batch: Batch) -> PrefillInputs:
         """Send a prefill pass's lengths and, unless set by hand, its tokens."""
         rows, cached, device = batch.rows_host(), batch.cached_lens(), batch.device_lens()
-        cu_q = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(device - cached, out=cu_q[1:])
+        q_lens = device - cached
+        cu_q = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(q_lens, out=cu_q[1:])
+        positions = np.arange(cu_q[-1]) + np.repeat(cached - cu_q[:-1], q_lens)
+        places = positions + np.repeat(rows * self.width, q_lens)
         if batch.input_ids is None:
             tokens = np.concatenate([req.tokens[req.cached_len : req.device_len] for req in batch.reqs])
         else:
             tokens = np.empty(0, dtype=np.int32)
-        self._check_room(tokens.size + 4 * len(rows) + 1)
-        lens = [column.astype(np.int32) for column in (rows, cached, device - cached)]
-        sent = PrefillInputs(*self.send([*lens, cu_q, tokens]))
+        given = (rows, device, cu_q[1:] - 1, cu_q, positions, places, tokens)
+        # Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for a pointer that does not.
+        parts = [np.resize(part, part.size + -part.size % 4).astype(np.int32) for part in given]
+        self._check_room(sum(part.size for part in parts))
+        self.send(parts)
+        sizes = [part.size for part in given]
+        kept = self._upload.last_parts(len(parts))
+        sent = PrefillInputs(*(part[:size] for part, size in zip(kept, sizes, strict=True)))
         self._lengths_host[rows] = device
         batch.rows = sent.rows
         return sent

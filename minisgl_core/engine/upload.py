@@ -25,10 +25,12 @@ class PackedUpload:
         self.capacity = capacity
         self._ring = PinnedRing(platform, (capacity,), torch.int32, depth)
         self._staging = torch.zeros(capacity, dtype=torch.int32, device=platform.device)
+        self._sizes: list[int] = []
+        """Of the parts that were sent last"""
 
     def send(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
         """Flat int32 arrays, together at most ``capacity`` numbers -> their device views, in order."""
-        sizes = [part.size for part in parts]
+        self._sizes = sizes = [part.size for part in parts]
         total = sum(sizes)
         sent = self._staging[:total]
         with self._ring.borrow() as buffer:
@@ -36,3 +38,8 @@ class PackedUpload:
             np.concatenate(parts, out=pinned.numpy())
             sent.copy_(pinned, non_blocking=True)
         return list(sent.split(sizes)) if len(sizes) > 1 else [sent]
+
+    def last_parts(self, count: int) -> list[torch.Tensor]:
+        """Copies, made in one operation, of the last ``count`` parts that were sent: later uploads leave them alone."""
+        sizes, end = self._sizes[-count:], sum(self._sizes)
+        return list(self._staging[end - sum(sizes) : end].clone().split(sizes))

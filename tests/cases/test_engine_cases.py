@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from driver import Driver, greedy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl_core.builtin.linear import PlainLinear
 from minisgl_core.builtin.ops import ComposedOps
@@ -137,6 +138,39 @@ def test_case_101_slots_set_by_hand_are_where_attention_looks(
         batch.out_loc = engine.page_table[0, a:b] + (100 if batch.phase == phase else 0)
 
     assert run_outline(small, prompt, len(expected), elsewhere, 0) == expected
+
+
+# ---- 117: what a prefill pass costs before it begins -----------------------------------------------------------------
+
+MOST_OPERATIONS = 5
+"""Of torch, to make ready a prefill pass, views aside: the upload, a copy of it, a look-up of slots, a conversion"""
+
+
+@pytest.mark.parametrize("lengths", [[128], [5, 1, 40], [7] * 8])
+def test_case_117_a_prefill_is_made_ready_in_a_few_operations(lengths: list[int], small: Path) -> None:
+    """The first token of a short prompt waits for launches, not for the device."""
+    seen = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    settings: dict[str, Any] = {"num_page_override": 512, "max_seq_len_override": 256, "page_size": 1}
+    engine = Engine(EngineConfig(model_path=str(small), device="cpu", max_running_req=8, progress=False, **settings))
+    try:
+        reqs = [
+            Req(torch.arange(3, 3 + length, dtype=torch.int32), row, 0, 1, row, SamplingParams(max_tokens=1))
+            for row, length in enumerate(lengths)
+        ]
+        batch = Batch(reqs=reqs, phase="prefill")
+        engine.graph_runner.pad_batch(batch)
+        with Count():
+            engine.attn_backend.prepare_metadata(batch)
+        launching = [name for name in seen if not any(view in name for view in ("slice", "split", "view", "alias"))]
+        assert len(launching) <= MOST_OPERATIONS, launching
+    finally:
+        engine.shutdown()
 
 
 # ---- 102: pages that may hold NaN -----------------------------------------------------------------------------------

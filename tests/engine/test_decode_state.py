@@ -132,8 +132,12 @@ def test_everything_at_once_fits_the_buffer():
 def test_prefill_inputs_and_its_limit():
     state = make_state()
     sent = state.upload_prefill(Batch([req(2, 5, 1), req(0, 3, 0)], "prefill"))
-    assert sent.rows.tolist() == [2, 0] and sent.cached.tolist() == [1, 0] and sent.q_lens.tolist() == [4, 3]
+    state.upload_prefill(Batch([req(1, 2, 0)], "prefill"))  # what was sent before is left alone
+    assert sent.rows.tolist() == [2, 0] and sent.kv_lens.tolist() == [5, 3] and sent.last_rows.tolist() == [3, 6]
     assert sent.cu_q.tolist() == [0, 4, 7] and sent.input_ids.tolist() == [101, 102, 103, 104, 100, 101, 102]
+    assert sent.positions.tolist() == [1, 2, 3, 4, 0, 1, 2]
+    assert sent.places.tolist() == [2 * state.width + at for at in (1, 2, 3, 4)] + [0, 1, 2]
+    assert all(part.data_ptr() % 16 == 0 for part in sent)
     assert state.host_length(2) == 5 and state.host_length(0) == 3
     with pytest.raises(ConfigError, match="max_prefill_tokens"):
         state.upload_prefill(Batch([req(1, 70_000, 0)], "prefill"))
