@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -241,10 +242,18 @@ def test_clear_cache_forgets_all_prefixes(llm: LLM, expected: Reference) -> None
     assert llm.scheduler.stats.free_pages == 512
 
 
-def test_progress_goes_to_stderr(llm: LLM, capsys: pytest.CaptureFixture[str], expected: Reference) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_goes_to_stderr_where_that_is_a_terminal(
+    llm: LLM,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    expected: Reference,
+    terminal: bool,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     llm.generate(expected.prompts, SamplingParams(max_tokens=2))
     shown = capsys.readouterr()
-    assert "3/3" in shown.err
+    assert ("3/3" in shown.err) is terminal
     assert shown.out == ""
 
 
