@@ -18,8 +18,10 @@ __all__ = ["PreparedPrompt", "Prompt", "Prompts", "prepare_prompts"]
 
 Prompt = str | Iterable[int]
 """A text, or its token ids: a list, a generator, a NumPy array, a torch tensor."""
-Prompts = Prompt | Iterable[Prompt]
-"""One prompt or several; the rows of a two-dimensional array are several."""
+Prompts = str | Iterable[int | Prompt]
+"""One prompt or several; the rows of a two-dimensional array are several. (Not ``Prompt | Iterable[Prompt]``: between
+these two mypy cannot decide for a list that holds a text and a list of ids.)
+"""
 PreparedPrompt = tuple[np.ndarray, SamplingParams]
 """Token ids (N,) int32 and how to answer them."""
 

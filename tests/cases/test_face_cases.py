@@ -248,6 +248,41 @@ def test_case_132_the_top_package_has_the_names_and_loads_nothing() -> None:
     assert done.stdout.splitlines() == ["True ['minisgl_core'] True", "minisgl_core.llm.llm True"]
 
 
+TYPED = """
+from minisgl_core import LLM, AsyncLLM, Completion, SamplingParams
+
+def script(llm: LLM) -> list[str]:
+    answers: list[Completion] = llm.generate(["a", [5, 6]], [SamplingParams(max_tokens=4, stop="x"), SamplingParams()])
+    llm.generate("a")
+    llm.generate([5, 6])
+    llm.generate(text for text in ("a", "b"))
+    messages = [{"role": "user", "content": "x"}]
+    llm.chat(messages, enable_thinking=False)
+    llm.chat([messages, messages])
+    if answers[0].logprobs and answers[0].choices:
+        print(answers[0].logprobs[0].top[0].text, answers[0].choices[0].text, answers[0].to_dict())
+    return [chunk.text for chunk in llm.stream("x")] + [chunk.text for chunk in llm.stream_chat(messages)]
+
+async def server() -> None:
+    async with AsyncLLM("x", dtype="float32", page_size=16) as llm:
+        (answer,) = await llm.generate("x")
+        async for chunk in llm.stream("x"):
+            print(chunk.text + answer.text)
+"""
+
+
+def test_case_132_a_typed_script_passes_mypy(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TYPED)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_case_132_star_import_and_unknown_names() -> None:
     import minisgl_core
 
