@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from minisgl_core.registry import Registry
 from minisgl_core.registry.records import CORE
 from minisgl_core.registry.requirements import Environment
-from minisgl_core.registry.scan import Found, folder_name, is_editable, metadata_path
+from minisgl_core.registry.scan import Found, folder_name, is_editable, metadata_path, scan
 
 from .finding import Finding
 
@@ -23,7 +23,7 @@ __all__ = ["check_distributions", "check_editable", "check_origin", "check_requi
 
 def check_distributions(distributions: Sequence[Distribution], registry: Registry) -> Iterator[Finding]:
     """Metadata that hides other metadata, and metadata that is there twice."""
-    for note in registry.notes:
+    for note in scan(distributions)[1]:  # the registry's notes are of backends, too
         yield Finding("wrong", "metadata", note.distribution, *note.text.rsplit("; ", 1))
     plugins = {plugin.distribution for plugin in registry.plugins}
     seen: dict[tuple[str, Path], Path] = {}

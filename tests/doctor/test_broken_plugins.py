@@ -115,6 +115,15 @@ def test_broken_plugin_that_prints_spoils_no_answer_and_is_named(
     assert finding["text"].endswith("which every command does: 'fast kernels 1.0'")
 
 
+def test_case_127_a_feature_that_nothing_asks_for_is_a_note_of_doctor(
+    commands: Any, break_with: Callable[..., str]
+) -> None:
+    break_with("unknown_feature")
+    code, findings, _ = commands.diagnose()
+    assert code == 0 and [(one["level"], one["check"]) for one in findings] == [("note", "claims")] * 2
+    assert "'ring'" in findings[0]["text"] and "did you mean 'window'?" in findings[1]["text"]
+
+
 def test_case_124_a_plugin_with_a_taken_name_is_noted_and_the_name_stays(
     commands: Any, break_with: Callable[..., str]
 ) -> None:
@@ -124,9 +133,10 @@ def test_case_124_a_plugin_with_a_taken_name_is_noted_and_the_name_stays(
         data = json.loads(out)
         assert (code, err, data["plan"]["buckets"][0]["choice"]["distribution"]) == (0, "", distribution)
         assert data["notes"][name].startswith(f"its attention:torch is torch@{name};")
-    findings = commands.diagnose(also=["minisgl-cpu-sim"])[1]
-    (finding,) = [one for one in findings if one["check"] == "clash"]
-    assert finding["level"] == "note" and finding["remedy"].startswith(f"write torch@{name} to use it")
+    code, findings, _ = commands.diagnose(also=["minisgl-cpu-sim"])
+    (finding,) = [one for one in findings if name in one["subject"]]
+    assert (code, finding["level"], finding["check"]) == (0, "note", "clash")
+    assert finding["remedy"].startswith(f"write torch@{name} to use it")
 
 
 def test_broken_plugin_without_its_requirement_is_refused_with_the_command_that_helps(
