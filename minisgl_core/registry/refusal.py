@@ -36,10 +36,9 @@ def unknown_backend(role: Role, text: str, device_kind: str, registry: Registry)
     """The error for a backend name that no loaded plugin offers."""
     known = sorted({item.spec.name for item in registry.candidates(role)})
     name = text.partition("@")[0].partition("/")[0]
-    parts = [f"installed for {role}: {', '.join(item.label for item in registry.candidates(role)) or 'none'}"]
-    failed = [f"{plugin.distribution} ({plugin.failure})" for plugin in registry.failures()]
-    if failed:
-        parts.append(f"failed to load: {', '.join(failed)}")
+    failed = [f"{plugin.distribution} ({plugin.failure})" for plugin in registry.failures()]  # may have offered it
+    parts = [f"failed to load: {', '.join(failed)}"] if failed else []
+    parts.append(f"installed for {role}: {', '.join(item.label for item in registry.candidates(role)) or 'none'}")
     parts.extend(exclusion_lines(registry.excluded()))
     parts.extend(f"{note.distribution}: {note.text}" for note in registry.notes)
     remedy = nearest(text, known)

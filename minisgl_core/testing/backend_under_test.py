@@ -60,8 +60,9 @@ class BackendUnderTest:
         )
         if not offers:
             known = ", ".join(sorted({item.spec.name for item in registry.candidates(found_role)}))
+            failed = ", ".join(f"{plugin.distribution} ({plugin.failure})" for plugin in registry.failures())
             raise UsageError(
-                f"no installed plugin offers {what!r}",
+                f"no installed plugin offers {what!r}" + (f"; failed to load: {failed}" if failed else ""),
                 field="backend",
                 value=what,
                 remedy=f"there are {known or 'none'}",

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from minisgl_core.cli.app import main
+from minisgl_core.errors import UsageError
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf
 from minisgl_core.registry import Candidate, PluginRecord, Registry
-from minisgl_core.testing import Mismatch, backend_under_test
+from minisgl_core.testing import BackendUnderTest, DeviceFixture, Mismatch, backend_under_test
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -128,6 +129,12 @@ def test_a_name_means_its_first_variant_that_runs_here(
 def test_names_that_mean_nothing(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", name, "--device", "cpu"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_plugin_that_failed_to_load_is_named_with_its_failure() -> None:
+    registry = Registry((PluginRecord("old-one", "x = old", failure="it requires minisgl-core<0.1"),))
+    with pytest.raises(UsageError, match=r"failed to load: old-one \(it requires minisgl-core<0\.1\); there are none"):
+        BackendUnderTest.of("attention:old", DeviceFixture("cpu").facts, registry=registry)
 
 
 @pytest.mark.parametrize(
