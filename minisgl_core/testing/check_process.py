@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from .child import SpeedRequest
 from .run import Outcome
+from .where import line_of
 
 if TYPE_CHECKING:
     from minisgl_core.registry import DeviceFacts
@@ -42,7 +42,6 @@ _SHOWN: Final = 200
 """Characters of what was printed."""
 _STACK: Final = re.compile(r"^Current thread .*(?:\n  File .*)+", re.MULTILINE)
 _FRAME: Final = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
-_LIBRARIES: Final = re.compile(rf"{re.escape(sysconfig.get_path('stdlib'))}/(?!site-packages)|/torch/")
 
 
 class _Ended(Exception):
@@ -189,9 +188,7 @@ class _Child:
     def _where(self) -> str:
         """The innermost frame outside libraries, such as `` (kernel.py:12, in forward)``; empty if there is none."""
         for stack in _STACK.findall(self.printed()["standard error"])[-1:]:
-            for path, line, function in _FRAME.findall(stack):
-                if not _LIBRARIES.search(path):
-                    return f" ({os.path.basename(path)}:{line}, in {function})"
+            return line_of(_FRAME.findall(stack))
         return ""
 
 

@@ -13,6 +13,7 @@ from .compare import Mismatch
 from .device_fixture import DeviceFixture
 from .leftovers import nothing_running
 from .refusal import check_refused, refusal_of
+from .where import where_raised
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import BackendSpec
@@ -118,4 +119,4 @@ def run_checks(
 def _text_of(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it calls sys.exit({'' if error.code is None else error.code})"
-    return str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}{where_raised(error)}"

@@ -72,6 +72,7 @@ def verified(
         ("ExitsAtOnce", "it ended the process with exit code 3"),
         ("ExitsAtOnceInItsConstructor", "it calls os._exit(4)"),
         ("ExitsByException", "it calls sys.exit(5)"),
+        ("RaisesInForward", "IndexError: tuple index out of range (broken_backends.py:"),
         ("LeavesAThread", "it left behind the thread 'my worker', which is no daemon"),
         ("LeavesAProcess", "it left behind the child process 'sleep 1000'"),
     ],
