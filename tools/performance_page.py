@@ -37,7 +37,7 @@ Row = Mapping[str, Any]
 def parts() -> dict[str, str]:
     """The generated parts by name, each of whole lines."""
     return {
-        "headline": _headline(), "peers": _peers(), "host": _host(), "host floor": _host_floor(), "wait": _wait(),
+        "headline": _headline(), "peers": _peers(), "host": _host(), "host floor": _host_floor(), "wait": _wait(), "face": _face(),
         "ablation": _ablation(), "experts": _experts(), "decode attention": _decode_attention(),
         "sampling": _sampling(), "products": _products(), "fused": _fused(), "cpu": _cpu(), "choosing": _choosing(),
         "sources": _sources(),
@@ -132,7 +132,7 @@ def _host() -> str:
                 found.get(name) for name in ("host_us_steady", "launch_us_steady", "host_us_changed", "host_us_prefill")
             ]
             cells = [MISSING if value is None else f"{value:.0f}" for value in split]
-            rows.append((model, mode, each, f"{_ablation_host(geometry, mode):.0f}", *cells))
+            rows.append((model, mode, each, _ablation_host(geometry, mode), *cells))
     heads = (
         "model", "work", "each decode step, by run", "same work, ablation", "steady step", "of it launch",
         "step with joins or ends", "prefill step",
@@ -140,11 +140,12 @@ def _host() -> str:
     return table(heads, rows)
 
 
-def _ablation_host(geometry: str, mode: str) -> float:
-    for row in result(f"h200_{geometry}-ablation.json")["rows"]:
-        if (row["variant"], row["mode"]) == ("default", mode):
-            return float(row["host_us_per_step"])
-    raise KeyError(mode)
+def _ablation_host(geometry: str, mode: str) -> str:
+    name = f"h200_{geometry}-ablation.json"
+    if not (RESULTS / name).exists():
+        return "-"
+    rows = result(name)["rows"]
+    return next(f"{row['host_us_per_step']:.0f}" for row in rows if (row["variant"], row["mode"]) == ("default", mode))
 
 
 def _host_floor() -> str:
@@ -168,6 +169,14 @@ def _wait() -> str:
         for row in result("host_step_wait.json")["rows"]
     ]
     return table(("batch", "ms asleep before each step", "median", "mean"), rows)
+
+
+def _face() -> str:
+    rows = [
+        (f"`{way}`", *(f"{kinds[kind][name]:.1f}" for kind in ("wall_us", "cpu_us") for name in ("median", "added")))
+        for way, kinds in result("async_face.json")["figures"].items()
+    ]
+    return table(("way", "between steps", "added", "CPU time", "added"), rows)
 
 
 def _ablation() -> str:
