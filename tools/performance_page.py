@@ -37,7 +37,8 @@ Row = Mapping[str, Any]
 def parts() -> dict[str, str]:
     """The generated parts by name, each of whole lines."""
     return {
-        "headline": _headline(), "peers": _peers(), "host": _host(), "host floor": _host_floor(), "wait": _wait(), "face": _face(),
+        "headline": _headline(), "peers": _peers(), "host": _host(), "host floor": _host_floor(), "wait": _wait(),
+        "face": _face(),
         "ablation": _ablation(), "experts": _experts(), "decode attention": _decode_attention(),
         "sampling": _sampling(), "products": _products(), "fused": _fused(), "cpu": _cpu(), "choosing": _choosing(),
         "sources": _sources(),
