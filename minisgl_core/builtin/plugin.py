@@ -60,7 +60,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
                     head_dims=ANY,
                     page_sizes=ANY,
                     kv_layouts=("NHD",),
-                    graph="always",
+                    graph="decode",
                     ops=OP_NAMES,
                     per_row_seed=True,
                 ),
@@ -79,7 +79,7 @@ def minisgl_linears() -> list[BackendSpec]:
             role="linear",
             name="plain",
             factory="minisgl_core.builtin.linear:PlainLinear",
-            caps=(Caps(devices=_ANYWHERE, sm=ANY, dtypes=_DTYPES, graph="always", formats=("plain",)),),
+            caps=(Caps(devices=_ANYWHERE, sm=ANY, dtypes=_DTYPES, graph="decode", formats=("plain",)),),
             tier=90,
             summary="torch.nn.functional.linear",
         )
@@ -94,7 +94,7 @@ def minisgl_communicators() -> list[BackendSpec]:
             role="comm",
             name="torch_dist",
             factory="minisgl_core.builtin.comm:TorchDistCommunicator",
-            caps=(Caps(devices=_ANYWHERE, sm=ANY, dtypes=_DTYPES, graph="always"),),
+            caps=(Caps(devices=_ANYWHERE, sm=ANY, dtypes=_DTYPES, graph="decode"),),
             tier=90,
             summary="torch.distributed: gloo or NCCL",
         )

@@ -140,7 +140,7 @@ def _captured_attention(
         graph.close()
         backend.close()
 
-    return Job(replay_planned if "decode" in one.box.host_plan else graph.replay, layers, True, close)
+    return Job(replay_planned if one.box.host_plan else graph.replay, layers, True, close)
 
 
 def _trial(size: Size, one: Contender, site: _Site) -> Job:

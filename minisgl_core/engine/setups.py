@@ -150,8 +150,9 @@ class Setups:
                     key = (*_identity(choice), page_size)
                     if key not in built:
                         built[key] = build(choice, self.attention(page_size))
-                    host_plan = phase in choice.host_plan
-                    routes[phase].append(Route(built[key], page_size, host_plan, limit or NO_LIMIT, choice.label))
+                    routes[phase].append(
+                        Route(built[key], page_size, choice.host_plan, limit or NO_LIMIT, choice.label)
+                    )
         return routes
 
     def build_linear(self) -> tuple[LinearBackend, frozenset[str]]:

@@ -29,7 +29,7 @@ __all__ = [
 
 Role = Literal["attention", "graph", "kv", "moe", "ops", "linear", "comm", "platform", "models"]
 Phase = Literal["prefill", "decode"]
-GraphLevel = Literal["never", "decode", "always"]
+GraphLevel = Literal["never", "decode"]
 
 ROLES: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear", "comm", "platform", "models")
 """All roles, in the order in which solutions are compared."""
@@ -132,7 +132,8 @@ class Caps:
     ops: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
-    host_plan: tuple[Phase, ...] = ()
+    host_plan: bool = False
+    """Attention: ``prepare_for_replay`` is called before each replay of a captured decode step."""
     finite_tail: bool = False
     per_row_seed: bool = False
     tolerance: float = 0.0

@@ -26,7 +26,6 @@ _WORDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "kv_dtypes": ("dtype", _DTYPES),
     "kv_layouts": ("KV layout", ("NHD", "HND")),
     "phases": ("phase", _PHASES),
-    "host_plan": ("phase", _PHASES),
     "ops": ("operation", OP_NAMES),
 }
 """What a word in each closed field of a box is, and the words there are."""
@@ -43,7 +42,8 @@ _FEW: Final = 4
 _OPEN_WORDS: Final[Mapping[str, tuple[str, ...]]] = {"features": ("window", "softcap"), "formats": ("plain",)}
 """The words that this core asks for in open sets, where others may be listed."""
 
-_LISTS: Final = ("kv_layouts", "phases", "ops", "formats", "architectures", "host_plan")
+_LISTS: Final = ("kv_layouts", "phases", "ops", "formats", "architectures")
+_FLAGS: Final = ("host_plan", "finite_tail", "per_row_seed")
 _OPEN_LISTS: Final = ("devices", "dtypes", "kv_dtypes", "features")
 _NUMBERS: Final = ("head_dims", "gqa_ratios", "page_sizes")
 _LIKE_LISTS: Final = (list, tuple, set, frozenset)
@@ -87,8 +87,11 @@ def box_problems(box: Any) -> Iterator[str]:
         yield from _sm_problems(box.sm)
     if not isinstance(box.tolerance, int | float) or not 0 <= box.tolerance < 1:
         yield f"caps.tolerance is {box.tolerance!r}; use a relative error of at least 0 and below 1"
-    if box.graph not in ("never", "decode", "always"):
-        yield f"caps.graph is {box.graph!r}; use never, decode or always"
+    if box.graph not in ("never", "decode"):
+        yield f"caps.graph is {box.graph!r}; use never or decode"
+    for field in _FLAGS:
+        if not isinstance(getattr(box, field), bool):
+            yield f"caps.{field} is {getattr(box, field)!r}; use True or False"
 
 
 def _is_text(value: object) -> bool:

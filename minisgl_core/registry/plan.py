@@ -42,7 +42,7 @@ class Choice:
     """Operations that it offers (role ``ops``), or can take into its products (role ``linear``)."""
     page_size: int | None = None
     """Page size of its kernels, a divisor of the pool's; None where pages do not matter to it."""
-    host_plan: tuple[Phase, ...] = ()
+    host_plan: bool = False
     finite_tail: bool = False
     graph: GraphLevel = "never"
 
@@ -59,7 +59,7 @@ class Choice:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """The inverse of :meth:`to_json`."""
-        return cls(**{**data, "ops": tuple(data["ops"]), "host_plan": tuple(data["host_plan"])})
+        return cls(**{**data, "ops": tuple(data["ops"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ def choice_of(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice
         options=options_for(candidate, query.options),
         ops=tuple(box.ops),
         page_size=kernel_page_size(box.page_sizes, pool_page_size),
-        host_plan=tuple(box.host_plan),
+        host_plan=box.host_plan,
         finite_tail=box.finite_tail,
         graph=box.graph,
     )

@@ -86,7 +86,7 @@ class AttentionCheck(Check):
 
     def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
         box = box_of(under_test, self, fixture)
-        host_plan = box is not None and "decode" in box.host_plan
+        host_plan = box is not None and box.host_plan
         geometry = self._geometry(box is not None and box.finite_tail)
         pairs = (self._instance(under_test, fixture, geometry, place) for place in range(INSTANCES))
         first = bench, backend = next(pairs)

@@ -70,7 +70,7 @@ ALL: dict[str, Any] = {
     "page_sizes": ANY,
     "kv_layouts": ("NHD",),
     "phases": ("prefill", "decode"),
-    "graph": "always",
+    "graph": "decode",
     "features": ANY,
     "formats": ("plain",),
     "ops": OP_NAMES,

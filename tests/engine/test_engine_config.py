@@ -113,5 +113,5 @@ def test_good_settings_of_every_kind() -> None:
 
 @pytest.mark.parametrize(("graph", "sizes"), [(True, (1, 2, 4, 8, 12)), (False, ())])
 def test_a_plan_without_graphs_records_none_whatever_runner_is_named(graph: bool, sizes: tuple[int, ...]) -> None:
-    plan: Any = SimpleNamespace(graph=graph, choice=lambda role: SimpleNamespace(graph="always"))
+    plan: Any = SimpleNamespace(graph=graph, choice=lambda role: SimpleNamespace(graph="decode"))
     assert capture_sizes(EngineConfig("m", max_running_req=12), plan) == sizes

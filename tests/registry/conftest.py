@@ -107,7 +107,7 @@ FULL = {
     "page_sizes": ANY,
     "kv_layouts": ("NHD",),
     "phases": ("prefill", "decode"),
-    "graph": "always",
+    "graph": "decode",
     "formats": ("plain",),
 }
 

@@ -112,7 +112,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "device": (_caps(devices=("gpu",)), "unknown device 'gpu'; use cpu or cuda; did you mean 'cuda'?"),
     "device of its own": (_caps(devices=("tpu9",)), "caps.devices has the unknown device 'tpu9'; use cpu or cuda"),
     "phase": (_caps(phases=("prefil",)), "unknown phase 'prefil'; use prefill or decode; did you mean 'prefill'?"),
-    "host_plan": (_caps(host_plan=("Decode",)), "caps.host_plan has the unknown phase 'Decode'; use prefill or decode"),
+    "host_plan": (_caps(host_plan=("decode",)), "caps.host_plan is ('decode',); use True or False"),
     "layout": (_caps(kv_layouts=("NDH",)), "unknown KV layout 'NDH'; use NHD or HND; did you mean 'NHD'?"),
     "dtype": (_caps(dtypes=("fp32",)), "caps.dtypes has the unknown dtype 'fp32'; did you mean 'float32'?"),
     "KV dtype": (

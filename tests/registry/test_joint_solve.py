@@ -86,10 +86,10 @@ MODEL = ModelConfig(
 )
 BUILT_IN = {
     "graph": Caps(devices=ANY, sm=ANY),
-    "comm": Caps(devices=ANY, sm=ANY, dtypes=ANY, graph="always"),
+    "comm": Caps(devices=ANY, sm=ANY, dtypes=ANY, graph="decode"),
     "platform": Caps(devices=ANY, sm=ANY),
     "models": Caps(architectures=("Qwen3ForCausalLM",)),
-    "linear": Caps(devices=ANY, sm=ANY, dtypes=ANY, graph="always", formats=("plain",)),
+    "linear": Caps(devices=ANY, sm=ANY, dtypes=ANY, graph="decode", formats=("plain",)),
 }
 
 pages = st.one_of(
@@ -170,7 +170,7 @@ def test_the_joint_solve_is_the_best_of_all_combinations(
         head_dims=ANY,
         page_sizes=op_pages,
         kv_layouts=("NHD", "HND"),
-        graph="always",
+        graph="decode",
         ops=("rms_norm", "add_rms_norm", "allreduce_add_rms_norm", "qk_norm_rope_store", "act_and_mul", "sample"),
     )
     query = PlanQuery(MODEL, CPU, "bfloat16", page_size=page_size, kv_layouts=("NHD", "HND"))

@@ -91,7 +91,7 @@ def test_the_facts_of_the_box_that_fits_are_in_the_choice(world: Any, resolve: A
         "head_dims": ANY,
         "kv_layouts": ("NHD",),
     }
-    planned = Caps(**base, dtypes=("bfloat16",), phases=("prefill", "decode"), host_plan=("decode",), finite_tail=True)
+    planned = Caps(**base, dtypes=("bfloat16",), phases=("prefill", "decode"), host_plan=True, finite_tail=True)
     planless = Caps(**base, dtypes=("float16",), phases=("prefill", "decode"))
     world.plugin(
         "p",
@@ -99,9 +99,9 @@ def test_the_facts_of_the_box_that_fits_are_in_the_choice(world: Any, resolve: A
         BackendSpec("kv", "k", "x.y:K", caps=(Caps(**base, dtypes=ANY),)),
     )
     first = resolve(options={"attention:a": {"depth": 3}}).choice("attention", phase="decode")
-    assert (first.host_plan, first.finite_tail, dict(first.options)) == (("decode",), True, {"depth": 3})
+    assert (first.host_plan, first.finite_tail, dict(first.options)) == (True, True, {"depth": 3})
     second = resolve(dtype="float16").choice("attention", phase="decode")
-    assert (second.host_plan, second.finite_tail, second.options_model) == ((), False, "x.y:Options")
+    assert (second.host_plan, second.finite_tail, second.options_model) == (False, False, "x.y:Options")
 
 
 @pytest.mark.parametrize(

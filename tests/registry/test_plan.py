@@ -27,7 +27,7 @@ PLAN = Plan(
         Bucket(Slot("attention", phase="prefill"), choice_of("attention", "fa", options={"splits": 4})),
         Bucket(
             Slot("attention", phase="decode"),
-            choice_of("attention", "small", host_plan=("decode",), page_size=1, graph="decode"),
+            choice_of("attention", "small", host_plan=True, page_size=1, graph="decode"),
             batch=(1, 8),
         ),
         Bucket(Slot("attention", phase="decode"), choice_of("attention", "fa", finite_tail=True)),
@@ -89,9 +89,9 @@ def test_the_digest_covers_every_field_of_a_choice(field: str) -> None:
         "options": {"splits": 8},
         "ops": ("sample",),
         "page_size": 7,
-        "host_plan": ("decode",),
+        "host_plan": True,
         "finite_tail": True,
-        "graph": "always",
+        "graph": "decode",
     }
     first, *rest = PLAN.buckets
     choice = replace(first.choice, **{field: other.get(field, "other")})  # type: ignore[arg-type]

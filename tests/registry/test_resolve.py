@@ -36,7 +36,7 @@ def test_auto_on_a_cpu(cpu_sim: None, resolve: Any) -> None:
 
 def test_graphs_are_run_by_a_runner_that_captures(cpu_sim: None, resolve: Any) -> None:
     plan = resolve(graph=True)
-    assert (plan.graph, plan.choice("graph").name, plan.choice("graph").graph) == (True, "emulated", "always")
+    assert (plan.graph, plan.choice("graph").name, plan.choice("graph").graph) == (True, "emulated", "decode")
 
 
 def test_an_explicit_eager_runner_turns_graphs_off_and_a_list_prefers_its_first(cpu_sim: None, resolve: Any) -> None:

@@ -224,7 +224,7 @@ def test_the_graph_scaffold_records_where_a_platform_can(
     made = write_distribution("recorder", "graph", tmp_path, registry)
     monkeypatch.syspath_prepend(tmp_path / "src")
     spec = importlib.import_module(f"{made.package}.plugin").SPEC
-    subject = BackendUnderTest(replace(spec, caps=(Caps(devices=("cpu",), graph="always"),)))
+    subject = BackendUnderTest(replace(spec, caps=(Caps(devices=("cpu",), graph="decode"),)))
     rig = DeviceFixture("cpu")
     rig.platform = CapturingCpu()
     cases = [case for case in checks_of(subject, rig, quick=True) if isinstance(case, GraphCheck)]

@@ -25,13 +25,13 @@ FULL = Caps(
     page_sizes=ANY,
     kv_layouts=("NHD",),
     phases=("prefill", "decode"),
-    graph="always",
+    graph="decode",
     features=frozenset({"window", "softcap"}),
     ops=OP_NAMES,
     formats=("plain",),
     per_row_seed=True,
 )
-PLANNED = replace(FULL, host_plan=("decode",))
+PLANNED = replace(FULL, host_plan=True)
 PRODUCTS = replace(FULL, ops=())
 FUSED = replace(FULL, ops=FUSABLE_OPS)
 

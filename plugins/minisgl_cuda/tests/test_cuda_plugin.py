@@ -56,7 +56,7 @@ def test_decode_attention_is_for_decode_only_and_without_host_plan() -> None:
     }
     assert match(DECODE, Need(phase="decode", **need))[1] == []
     assert [reason.code for reason in match(DECODE, Need(phase="prefill", **need))[1]] == ["phase"]
-    assert {box.host_plan for box in DECODE.caps} == {()}
+    assert {box.host_plan for box in DECODE.caps} == {False}
 
 
 def test_operations_are_known_to_the_core() -> None:

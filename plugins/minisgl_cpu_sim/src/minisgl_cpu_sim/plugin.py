@@ -43,7 +43,7 @@ def _kv_caps(*devices: str) -> Caps:
         head_dims=ANY,
         page_sizes=ANY,
         kv_layouts=("NHD",),
-        graph="always",
+        graph="decode",
     )
 
 
@@ -106,7 +106,7 @@ def minisgl_moe_executors() -> list[BackendSpec]:
             name="cpu",
             factory="minisgl_cpu_sim.native.moe:NativeMoE",
             check=_COMPILED,
-            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always"),),
+            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="decode"),),
             tier=10,
             summary="C++: tokens grouped by expert",
         ),
@@ -115,7 +115,7 @@ def minisgl_moe_executors() -> list[BackendSpec]:
             name="torch",
             factory="minisgl_cpu_sim.pure.moe:TorchMoE",
             caps=(
-                Caps(devices=("cpu",), dtypes=_DTYPES, graph="always"),
+                Caps(devices=("cpu",), dtypes=_DTYPES, graph="decode"),
                 Caps(devices=("cuda",), sm=ANY, dtypes=_DTYPES, graph="never"),
             ),
             tier=90,
@@ -142,7 +142,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
                     head_dims=ANY,
                     page_sizes=ANY,
                     kv_layouts=("NHD",),
-                    graph="always",
+                    graph="decode",
                     ops=OP_NAMES,
                     per_row_seed=True,
                 ),
@@ -162,7 +162,7 @@ def minisgl_linears() -> list[BackendSpec]:
             name="cpu",
             factory="minisgl_cpu_sim.native.linear:NativeLinear",
             check=_COMPILED,
-            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always", formats=("plain",)),),
+            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="decode", formats=("plain",)),),
             tier=10,
             summary="C++: skinny products at memory speed, blocked ones above",
         ),
@@ -170,7 +170,7 @@ def minisgl_linears() -> list[BackendSpec]:
             role="linear",
             name="fused",
             factory="minisgl_cpu_sim.pure.linear:FusedTorchLinear",
-            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="always", formats=("plain",), ops=FUSABLE_OPS),),
+            caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="decode", formats=("plain",), ops=FUSABLE_OPS),),
             tier=95,  # behind the core's own, which is as fast and takes nothing in
             stand_in=True,
             summary="torch's products with the norm before and the activation behind: runs the core's fused path",
@@ -186,7 +186,7 @@ def minisgl_graph_runners() -> list[BackendSpec]:
             role="graph",
             name="emulated",
             factory="minisgl_cpu_sim.graph:EmulatedGraphRunner",
-            caps=(Caps(devices=("cpu",), graph="always"),),
+            caps=(Caps(devices=("cpu",), graph="decode"),),
             options="minisgl_cpu_sim.graph.options:EmulatedGraphOptions",
             stand_in=True,
             summary="records a step's operations and replays them, as a CUDA graph would",

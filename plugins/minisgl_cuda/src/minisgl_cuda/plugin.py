@@ -31,7 +31,7 @@ _KV_CAPS = Caps(
     head_dims=ANY,
     page_sizes=ANY,
     kv_layouts=("NHD",),
-    graph="always",
+    graph="decode",
 )
 
 
@@ -43,7 +43,7 @@ def minisgl_graph_runners() -> list[BackendSpec]:
             role="graph",
             name="cuda",
             factory="minisgl_cuda.graph:CudaGraphRunner",
-            caps=(Caps(devices=("cuda",), sm=_SM, graph="always"),),
+            caps=(Caps(devices=("cuda",), sm=_SM, graph="decode"),),
             tier=10,
             summary="CUDA graph runner",
         )
@@ -120,7 +120,7 @@ _OPS_CAPS = Caps(
     head_dims=ANY,
     page_sizes=ANY,
     kv_layouts=("NHD",),
-    graph="always",
+    graph="decode",
     ops=(*_LAYER_OPS, "sample"),
     per_row_seed=True,
 )
@@ -173,7 +173,7 @@ def minisgl_linears() -> list[BackendSpec]:
                     devices=("cuda",),
                     sm=_SM,
                     dtypes=_HALF,
-                    graph="always",
+                    graph="decode",
                     formats=("plain",),
                     ops=FUSABLE_OPS,
                 ),

@@ -38,7 +38,7 @@ def minisgl_attention_backends() -> list[BackendSpec]:
                     phases=("prefill", "decode"),
                     graph="decode",
                     features=frozenset({"window", "softcap"}),
-                    host_plan=("prefill", "decode"),
+                    host_plan=True,
                 )
                 for dtype in _HALF
             ),
@@ -63,7 +63,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
                     devices=("cuda",),
                     sm=_SM,
                     dtypes=(*_HALF, "float32"),
-                    graph="always",
+                    graph="decode",
                     ops=("sample",),
                 ),
             ),

@@ -25,7 +25,7 @@ def minisgl_moe_executors() -> list[BackendSpec]:
             name="fused",
             factory="minisgl_moe.executor:FusedMoE",
             requires=("import:triton",),
-            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_FLOATS, graph="always"),),
+            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_FLOATS, graph="decode"),),
             options="minisgl_moe.options:FusedMoEOptions",
             tier=10,
             summary="expert alignment and grouped matrix products in Triton",
@@ -42,7 +42,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
             name="fused_route",
             factory="minisgl_moe.routing:FusedRouting",
             requires=("import:triton",),
-            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_FLOATS, graph="always", ops=("route",)),),
+            caps=(Caps(devices=("cuda",), sm=_SM, dtypes=_FLOATS, graph="decode", ops=("route",)),),
             tier=10,
             summary="top-k routing in Triton",
         )

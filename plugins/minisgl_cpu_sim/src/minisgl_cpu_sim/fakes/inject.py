@@ -72,7 +72,7 @@ def _choice(spec: BackendSpec, distribution: str, page_size: int) -> dict[str, A
         "options_model": spec.options,
         "options": {},
         "page_size": page_size,
-        "host_plan": list(box.host_plan),
+        "host_plan": box.host_plan,
         "finite_tail": box.finite_tail,
         "graph": box.graph,
     }
