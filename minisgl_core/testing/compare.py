@@ -36,10 +36,12 @@ def close(
     *,
     scale: float = 1.0,
     tolerance: float | None = None,
+    slack: torch.Tensor | float = 0.0,
     whose: Callable[[int], str] | None = None,
 ) -> float:
     """Compare with a float64 reference of the same shape; returns the worst error, relative to ``scale + |want|``.
 
+    ``slack``: absolute errors that are accepted besides, one for each element or one for all.
     Raises :class:`Mismatch` with the worst element; ``whose`` says more about its first index. NaN is an error wherever
     the reference has none.
     """
@@ -51,10 +53,12 @@ def close(
     error = (wide - want).abs() / (scale + want.abs())
     error = torch.where(wide == want, 0.0, error)  # inf - inf
     error = torch.where(wide.isnan() & want.isnan(), 0.0, error.nan_to_num(nan=torch.inf))
+    excess = error - slack / (scale + want.abs()) - limit
     worst = float(error.max())
-    if worst > limit:
-        where = _unravel(int(error.argmax()), got.shape)
-        wrong = int((error > limit).sum())
+    if float(excess.max()) > 0:
+        at = int(excess.argmax())
+        where, wrong = _unravel(at, got.shape), int((excess > 0).sum())
+        worst, limit = float(error.flatten()[at]), float((error - excess).flatten()[at])
         owner = "" if whose is None else f" ({whose(where[0])})"
         raise Mismatch(
             f"{what}: {wrong} of {got.numel()} elements are wrong; the worst is {list(where)}{owner}: expected "

@@ -15,6 +15,7 @@ from .check_run import CallCheck, CheckRun, Draw, Tensors, spread
 from .compare import close, expect, same
 from .device_fixture import dtype_named
 from .ops_reference import rms_norm, silu_mul
+from .reference import product_slack, silu_mul_slack
 
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
@@ -32,6 +33,8 @@ class LinearCheck(CallCheck):
     k: int = 64
     bias: bool = False
     strided: bool = False
+    tolerance: float = 0.0
+    """What the box declares: |y - y64| / (|x| |W|^T)"""
 
     def need(self, fixture: DeviceFixture) -> Need:
         return Need(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay", format="plain")
@@ -69,7 +72,11 @@ class _Product(CheckRun):
         if self._c.bias:
             want += inputs["bias"].to(torch.float64)
         expect(outputs[0].dtype == inputs["x"].dtype, f"the result is {outputs[0].dtype}")
-        return close(outputs[0], want, "the product")
+        return close(outputs[0], want, "the product", slack=self._slack(inputs["x"]))
+
+    def _slack(self, x: torch.Tensor) -> torch.Tensor | float:
+        """What the declared tolerance accepts in each element of the product."""
+        return product_slack(x, self._weight, self._c.tolerance) if self._c.tolerance else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -115,6 +122,8 @@ class _Fused(_Product):
         want = x @ self._weight.to(torch.float64).T
         if c.bias:
             want += inputs["bias"].to(torch.float64)
-        want = silu_mul(want) if c.act else want
+        slack = self._slack(x)
+        if c.act:
+            want, slack = silu_mul(want), silu_mul_slack(want, slack)
         expect(outputs[0].dtype == inputs["x"].dtype, f"the result is {outputs[0].dtype}")
-        return max(worst, close(outputs[0], want, "the product"))
+        return max(worst, close(outputs[0], want, "the product", slack=slack))

@@ -32,7 +32,7 @@ def linear_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: b
 def _of_box(box: Caps, quick: bool) -> Iterator[LinearCheck]:
     dtypes = names_of(box.dtypes, DTYPES)
     for dtype in dtypes:
-        base = LinearCheck(name=dtype, dtype=dtype)
+        base = LinearCheck(name=dtype, dtype=dtype, tolerance=box.tolerance)
 
         def check(what: str, base: LinearCheck = base, **changes: Any) -> LinearCheck:
             return replace(base, name=f"{base.dtype}/{what}", **changes)
@@ -64,7 +64,7 @@ def _fused(box: Caps, dtype: str, quick: bool) -> Iterator[LinearCheck]:
     forms = [(norm, act) for norm in (False, True) for act in (False, True) if norm or act]
     for norm, act in (form for form in forms if neighbours(*form) <= set(box.ops)):
         what = "+".join(name for name, on in (("norm", norm), ("act", act)) if on)
-        base = FusedLinearCheck(name=dtype, dtype=dtype, norm=norm, act=act)
+        base = FusedLinearCheck(name=dtype, dtype=dtype, tolerance=box.tolerance, norm=norm, act=act)
 
         def check(more: str, base: FusedLinearCheck = base, what: str = what, **changes: Any) -> LinearCheck:
             return replace(base, name=f"{base.dtype}/{what}/{more}", **changes)
