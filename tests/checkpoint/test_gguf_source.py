@@ -56,6 +56,21 @@ def test_slices_of_permuted_rows(tiny: Any) -> None:
         assert source.read(name, part).equal(plain[name][part])
 
 
+def test_biases_of_permuted_rows_are_permuted_as_well(tmp_path: Path) -> None:
+    """Heads of four: file rows 0 1 2 3 of a head are rows 0 2 1 3 of Hugging Face, in q and k and nowhere else."""
+    of_file = {
+        f"blk__0__attn_{which}__bias": np.array([0, 2, 1, 3, 4, 6, 5, 7], dtype=np.float32) for which in ("q", "k", "v")
+    }
+    source = open_source(write(tmp_path / "m.gguf", arch="llama", **of_file))
+    for which in ("q", "k"):
+        name = f"model.layers.0.self_attn.{which}_proj.bias"
+        assert whole(source, name).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+        assert source.read(name, (slice(3, 6),)).tolist() == [3, 4, 5]
+    assert whole(source, "model.layers.0.self_attn.v_proj.bias").tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    other = open_source(write(tmp_path / "qwen2.gguf", arch="qwen2", **of_file))
+    assert whole(other, "model.layers.0.self_attn.q_proj.bias").tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_dequantised_as_the_gguf_library_does(tmp_path: Path, kind: str) -> None:
     values = np.random.RandomState(0).standard_normal((12, 64)).astype(np.float32)

@@ -61,17 +61,22 @@ def test_case_7_row_parallel_bias_counts_once():
 
 
 def test_merged_columns_hold_each_parts_own_rows():
-    tensors = {"mlp.gate_proj.weight": torch.randn(6, 5), "mlp.up_proj.weight": torch.randn(6, 5)}
+    parts = {name: (torch.randn(6, 5), torch.randn(6)) for name in ("gate_proj", "up_proj")}
+    tensors = {
+        f"mlp.{name}.{kind}": t
+        for name, both in parts.items()
+        for kind, t in zip(("weight", "bias"), both, strict=True)
+    }
     x = torch.randn(4, 5)
     for rank in range(2):
-        layer = ColumnMergedLinear(rank_of(rank, 2), 5, {"gate_proj": 6, "up_proj": 6})
+        layer = ColumnMergedLinear(rank_of(rank, 2), 5, {"gate_proj": 6, "up_proj": 6}, bias=True)
         out = fill(layer, "mlp.gate_up_proj.", tensors).forward(x)
         mine = slice(rank * 3, rank * 3 + 3)
-        expected = torch.cat([x @ t[mine].T for t in tensors.values()], dim=-1)
+        expected = torch.cat([x @ weight[mine].T + bias[mine] for weight, bias in parts.values()], dim=-1)
         torch.testing.assert_close(out, expected)
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads", "size"), [(16, 2, 4), (8, 1, 4), (8, 4, 2), (4, 4, 4)])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "size"), [(16, 2, 4), (8, 1, 4), (8, 4, 2), (4, 4, 4), (4, 2, 1)])
 def test_case_3_kv_heads_are_replicated_below_one_per_rank(q_heads, kv_heads, size):
     dim, hidden = 4, 6
     tensors = {

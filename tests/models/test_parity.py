@@ -100,3 +100,14 @@ def test_the_set_for_ci_is_small_and_leaves_no_checkpoint_out(checkpoints: Any) 
     assert len(runs) <= MAX_RUNS
     assert len({ident(run) for run in runs}) == len(runs)
     assert {run["name"] for run in runs} == set(checkpoints.RECIPES)
+
+
+def test_experts_in_one_tensor_are_cut_between_ranks(
+    tiny: Callable[[str], Path], answers: Callable[[str], Any]
+) -> None:
+    reference = answers("moe-fused")
+    found = []
+    for tp in (1, 2):
+        with Driver(tiny("moe-fused"), tp=tp, page_size=16, num_page_override=64) as driver:
+            found.append(driver.tokens(reference.prompts, greedy(len(reference.continuations[0]))))
+    assert found == [reference.continuations] * 2

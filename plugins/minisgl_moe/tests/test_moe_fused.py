@@ -68,6 +68,18 @@ def test_each_kind_of_tile(layer: Make, monkeypatch: pytest.MonkeyPatch, tiling:
     check(made, tokens, ids)
 
 
+@pytest.mark.parametrize(("tokens", "group"), [(40, 2), (48, 8), (144, 8)])
+def test_every_column_of_a_partial_last_group_is_written(
+    layer: Make, monkeypatch: pytest.MonkeyPatch, tokens: int, group: int
+) -> None:
+    """One expert with whole blocks, or nearly: the grid has no program to spare, and the workspace holds NaN."""
+    tile = Tile(16, 16, 32, group_m=group)
+    with_tiling(monkeypatch, Tiling(True, tile, tile))
+    made = layer(experts=1, top_k=1, hidden=32, inner=24, max_tokens=tokens)
+    assert -(-tokens // 16) % group != 0
+    check(made, tokens)
+
+
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 128, 8), (4, 1, 1), (7, 5, 1), (9, 60, 4), (70, 3, 2)])
 def test_case_72_any_grouping_is_the_dense_sum(layer: Make, tokens: int, experts: int, top_k: int) -> None:
     check(layer(experts, top_k, hidden=32, inner=16, max_tokens=tokens), tokens)
