@@ -60,7 +60,7 @@ class Beside:
     def tokens(self, model: Path, prompt: list[int], count: int, *flags: str) -> tuple[list[int], dict[str, Any]]:
         """(token ids that ``minisgl generate`` prints, its plan)"""
         ids = ",".join(map(str, prompt))
-        asked = ("--model", str(model), "--prompt-ids", ids, "--max-tokens", str(count), "--json")
+        asked = ("--model", str(model), "--prompt-ids", ids, "--max-tokens", str(count), "--json", "--plan")
         data = json.loads(self.run("minisgl", "generate", *asked, *SMALL, *flags).stdout)
         return data["token_ids"], data["plan"]
 
