@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -275,3 +276,19 @@ def test_case_125_the_documents_install_without_an_index() -> None:
         for line in page.read_text().splitlines():
             assert "--no-build-isolation" not in line, page
             assert "pip install" not in line or "minisgl-" not in line or "--find-links" in line, f"{page}: {line}"
+
+
+# 134: chat
+
+
+def test_case_134_an_answer_that_is_cut_says_so(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    context = ("--max-seq-len-override", "128")
+    for flags, why in (
+        ((*context, "--max-tokens", "8"), "8 tokens: --max-tokens"),
+        (context, "tokens: the context is full; /reset empties it"),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+        assert main(["chat", "--model", str(tiny("q3-text")), "--ignore-eos", *flags]) == 0
+        assert capsys.readouterr().err.splitlines()[-1].endswith(f"{why}]")

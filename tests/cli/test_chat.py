@@ -215,16 +215,6 @@ def test_case_134_one_ctrl_c_at_the_prompt_ends_nothing_and_a_second_one_does(ti
         assert terminal.press_until_it_ends("\x03") == 0
 
 
-def test_case_134_an_answer_that_is_cut_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    for flags, why in (
-        (SMALL, "8 tokens: --max-tokens"),
-        (SMALL[:2], "tokens: the context is full; /reset empties it"),
-    ):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
-        assert main(["chat", "--model", str(tiny("q3-text")), "--ignore-eos", *flags]) == 0
-        assert capsys.readouterr().err.splitlines()[-1].endswith(f"{why}]")
-
-
 def test_case_134_help_lists_the_commands(talk: Callable[..., tuple[int, str, list[str]]]) -> None:
     code, out, told = talk("/help\n")
     assert (code, out) == (0, "")

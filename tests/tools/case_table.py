@@ -75,17 +75,6 @@ CASES: Final = {
     81: "missing, extra, misshapen tensors",
     82: "loader memory",
     83: "the dtype key",
-}
-"""Those that must have a test: a CPU can show them, and they concern an engine without a server."""
-_OTHERS: Final = {
-    55: "client goes away",
-    57: "aborts with ranks",
-    59: "a worker dies",
-    85: "asked-for name not found",
-    86: "version mismatch",
-    87: "duplicate names",
-    88: "nothing heavy before it is needed",
-    92: "books of an idle engine, with ranks",
     101: "the by-hand outline, word for word",
     102: "NaN in the unused tail of a reused page",
     103: "one LLM called from several threads",
@@ -127,6 +116,17 @@ _OTHERS: Final = {
     139: "skinny tiles for weights that were not measured",
     140: "limits, wall time and markers that say what is so",
     141: "kernels that may not be compiled here",
+}
+"""Those that must have a test: a CPU can show them, and they concern an engine without a server."""
+_OTHERS: Final = {
+    55: "client goes away",
+    57: "aborts with ranks",
+    59: "a worker dies",
+    85: "asked-for name not found",
+    86: "version mismatch",
+    87: "duplicate names",
+    88: "nothing heavy before it is needed",
+    92: "books of an idle engine, with ranks",
 }
 _TEST: Final = re.compile(r"^(?:async )?def (test_\w*?case_\d+\w*)\(", re.MULTILINE)
 _NUMBER: Final = re.compile(r"(?:case|and)_(\d+)(?=_|$)")
