@@ -31,7 +31,8 @@ def record(kernel, *args, grid, warmup, **options):
         if param.is_constexpr:
             key.append(value)
         elif isinstance(value, torch.Tensor):
-            key.append((str(value.dtype), value.data_ptr() % 16 == 0))
+            # On a GPU every allocation begins at a multiple of 512 bytes.
+            key.append((str(value.dtype), value.storage_offset() * value.element_size() % 16 == 0))
         elif isinstance(value, int) and not param.do_not_specialize:
             key.append((value == 1, value % 16 == 0))
         else:
