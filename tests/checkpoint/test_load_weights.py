@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -127,8 +128,12 @@ def test_a_slot_whose_index_and_target_disagree_is_our_bug() -> None:
         load_weights([slot("a", torch.empty(2), (3,), slice(0, 1))], Memory(a=torch.ones(3)))
 
 
-def test_progress_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_goes_to_stderr_where_that_is_a_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     load_weights([slot("a", torch.empty(1), (1,), ALL)], Memory(a=torch.ones(1)), progress=True)
-    captured = capfd.readouterr()
-    assert "Loading weights: 100%" in captured.err
+    captured = capsys.readouterr()
+    assert ("Loading weights: 100%" in captured.err) is terminal
     assert captured.out == ""
