@@ -29,8 +29,13 @@ def provenance(device: str = "auto", at_commit: str | None = None) -> dict[str, 
         "commit": at_commit or commit(),
         "device": found.name or str(found),
         "versions": versions(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name, *map(_without_folder, sys.argv[1:])]),
     }
+
+
+def _without_folder(argument: str) -> str:
+    """Folders of one machine say nothing to others."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def versions() -> dict[str, str]:

@@ -19,7 +19,7 @@ from timed_llm import TimedLLM
 from minisgl_core.bench.limits import Ceilings, PassFacts, pass_seconds
 from minisgl_core.bench.measure import measure
 from minisgl_core.bench.peers import peer_figures
-from minisgl_core.bench.provenance import commit
+from minisgl_core.bench.provenance import commit, provenance
 from minisgl_core.bench.workloads import Workload
 from minisgl_core.cli.app import main
 from minisgl_core.modelconfig.geometries import geometry
@@ -222,6 +222,11 @@ def test_case_137_a_result_says_where_it_comes_from(capsys: pytest.CaptureFixtur
     assert found["commit"] and found["device"] == "cpu" and found["command"]
     assert found["versions"].keys() >= {"minisgl", "torch", "python"} and found["ceilings"]["bytes_per_s"] > 0
     assert found["repeat"] == len(found["runs"]) == 2 and found["runs"][0].keys() >= {"seconds", "in_tok_s", "ttft_ms"}
+
+
+def test_case_137_a_command_line_names_no_folder_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/opt/tool.py", "--out", "/home/me/figures.json", "--model", "folder/model"])
+    assert provenance("cpu")["command"] == "tool.py --out figures.json --model folder/model"
 
 
 def test_case_137_the_commit_of_a_checkout(tmp_path: Path) -> None:
