@@ -224,8 +224,10 @@ def test_case_137_a_result_says_where_it_comes_from(capsys: pytest.CaptureFixtur
     assert found["repeat"] == len(found["runs"]) == 2 and found["runs"][0].keys() >= {"seconds", "in_tok_s", "ttft_ms"}
 
 
-def test_case_137_a_command_line_names_no_folder_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/opt/tool.py", "--out", "/home/me/figures.json", "--model", "folder/model"])
+def test_case_137_a_command_line_names_no_folder_of_one_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bin/tool.py", "--out", str(tmp_path / "figures.json"), "--model", "folder/model"])
     assert provenance("cpu")["command"] == "tool.py --out figures.json --model folder/model"
 
 
