@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -141,7 +142,7 @@ def write_distribution(name: str, role: Role, folder: Path, registry: Registry) 
         )
     made = Scaffold(name, role, folder)
     _check_name(made, registry)
-    existed = folder.exists()
+    existed = os.path.exists(folder)  # unlike Path.exists, it does not raise for a name that is too long
     require_writable_folder(folder, "the plugin", field="--out")
     if any(folder.iterdir()):
         raise UsageError(
