@@ -22,6 +22,7 @@ SEE_EXPLAIN: Final = "`minisgl explain` shows every candidate and what would all
 """The remedy where there is no better one; ``explain`` itself leaves it out."""
 
 
+_FROM_WHEELS: Final = "(built by make wheels: see --find-links in the README)"
 _GRAVEST: Final = {"device": 0, "sm": 1, "requires": 2}
 """Codes of the reasons to give first: what nobody can change, then what can be installed."""
 
@@ -63,7 +64,7 @@ def refusal(query: PlanQuery, solution: Solution, registry: Registry, environmen
     message = _headline(fields, query)
     absent, named = _absent_plugins(fields, query, solution, registry), _named(fields, query, solution, registry)
     if absent:
-        install = f"pip install {' '.join(absent)} (built by make wheels: see --find-links in the README)"
+        install = f"pip install {' '.join(absent)} {_FROM_WHEELS}"
         message = f"no plugin for {query.device.kind} is installed: {install}; {message}"
     failed = [f"plugin {plugin.distribution} failed to load: {plugin.failure}" for plugin in registry.failures()]
     adviser = Adviser(query, solution, registry, environment)
@@ -203,4 +204,5 @@ def _pip(packages: Sequence[str], registry: Registry) -> str:
     here, lists = {plugin.distribution for plugin in registry.plugins}, registry.excluded()
     changes = {"deny": "take {} out of plugins.deny", "allow": "add {} to plugins.allow"}
     kept_out = [changes[lists[package]].format(package) for package in packages if package in lists]
-    return " or ".join(kept_out or [f"pip install {package}" for package in packages if package not in here])
+    absent = [f"pip install {package}" for package in packages if package not in here]
+    return " or ".join(kept_out) or (f"{' or '.join(absent)} {_FROM_WHEELS}" if absent else "")
