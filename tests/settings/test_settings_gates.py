@@ -84,7 +84,8 @@ def test_any_variable_is_used_or_refused_by_name(environ: dict[str, str]) -> Non
     for name, role in backend_variables().items():
         if name in environ:
             whole, _, part = role.partition(".")
-            assert (found.backends[whole] if not part else found.backends[whole][part]) == environ[name]
+            named = found.backends[whole]
+            assert (named[part or "*"] if isinstance(named, dict) else named) == environ[name]
 
 
 @pytest.mark.parametrize("value", ['"16"', "16.0", "true", "[16]"])
