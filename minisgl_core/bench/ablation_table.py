@@ -12,7 +12,7 @@ from minisgl_core.errors import UsageError
 from minisgl_core.files import write_whole
 
 from .ablate import Row
-from .facts import differences, plan_of_old_file
+from .facts import differences
 from .variants import DEFAULT, VARIANTS
 
 __all__ = ["AblationTable"]
@@ -46,7 +46,7 @@ class AblationTable:
         kept = _read(path)
         works = {mode: facts for mode, facts in self._workloads.items() if mode in kept["workloads"]}
         found = differences(
-            {**_up_to_date(kept, self._facts), **{_work(mode): kept["workloads"][mode] for mode in works}},
+            {**kept, **{_work(mode): kept["workloads"][mode] for mode in works}},
             {**self._facts, **{_work(mode): facts for mode, facts in works.items()}},
         )
         if found:
@@ -114,13 +114,3 @@ def _read(path: Path) -> dict[str, Any]:
         value=str(path),
         remedy="name another file, or remove it",
     )
-
-
-def _up_to_date(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
-    """A file that says of its plan the digest alone, as one of today would be."""
-    default, current = kept.get("default"), mine.get("default")
-    if not (isinstance(default, dict) and isinstance(current, Mapping) and isinstance(default.get("plan"), str)):
-        return dict(kept)
-    told = (row.get("plan") for row in kept["rows"] if row["variant"] == DEFAULT.name)
-    served = next((plan for plan in told if isinstance(plan, Mapping)), {})
-    return {**kept, "default": {**default, "plan": plan_of_old_file(default["plan"], served, current["plan"])}}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from minisgl_core.registry import Plan
 
-__all__ = ["differences", "plan_facts", "plan_of_old_file"]
+__all__ = ["differences", "plan_facts"]
 
 _DIGEST: Final = "digest"
 _JOINT: Final = ("page_size", "kv_layout", "dtype", "kv_dtype")
@@ -27,14 +27,6 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     facts |= plan.summary()
     facts |= {f'options."{one.role}:{one.name}"': dict(one.options) for one in choices if one.options}
     return facts | {f"{one.distribution} version": one.version for one in choices}
-
-
-def plan_of_old_file(digest: str, served: Mapping[str, str], mine: Mapping[str, Any]) -> dict[str, Any]:
-    """:func:`plan_facts` of a file that has a digest alone, as far as what served its default (slot by slot) tells.
-
-    What it does not tell is taken to be as in ``mine``.
-    """
-    return {**mine, **served, _DIGEST: digest}
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minisgl_core.bench.ablation_table import AblationTable
 from minisgl_core.bench.facts import differences, plan_facts
-from minisgl_core.errors import UsageError
 from minisgl_core.registry import Plan
 from minisgl_core.registry.plan import Bucket, Choice
 from minisgl_core.registry.query import Slot
@@ -77,33 +73,3 @@ def test_more_than_six_differences_are_counted() -> None:
     assert told.startswith("a is 1 there and unset here; b is ") and told.endswith(
         "f is 1 there and unset here; and 2 more"
     )
-
-
-OLD = {"mode": "offline", "default": {"plan": "0123456789abcdef", "cache": "radix"}, "workloads": {"offline": {}}}
-DEFAULT_ROW = {"variant": "default", "mode": "offline", "rate": 1.0, "relative": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("row", "told"),
-    [
-        ({"plan": {"kv": "slow@minisgl-mine"}}, "kv is slow@minisgl-mine there and fast@minisgl-mine here; name"),
-        ({}, f"plan is 0123456789abcdef there and {PLAN.digest()} here (what else is kept of it is the same); name"),
-    ],
-)
-def test_a_file_that_has_digests_alone_tells_what_served_its_default(
-    tmp_path: Path, row: dict[str, Any], told: str
-) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps({**OLD, "rows": [{**DEFAULT_ROW, **row}]}))
-    facts = {"mode": "offline", "default": {"plan": plan_facts(PLAN), "cache": "radix"}}
-    with pytest.raises(UsageError) as caught:
-        AblationTable(facts, {"offline": {}}, path)
-    assert told in str(caught.value)
-
-
-def test_a_file_with_the_same_digest_is_added_to(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    default = {"plan": PLAN.digest(), "cache": "radix"}
-    path.write_text(json.dumps({**OLD, "default": default, "rows": [DEFAULT_ROW]}))
-    table = AblationTable({"mode": "offline", "default": {"plan": plan_facts(PLAN), "cache": "radix"}}, {}, path)
-    assert table.rows == [DEFAULT_ROW] and table.content["default"]["plan"]["kv"] == "fast@minisgl-mine"
