@@ -1,0 +1,237 @@
+"""Retired words stay out of code, comments, docstrings, messages, documentation and file names.
+
+``docs/glossary.md`` holds the words in use. Each entry of ``RETIRED`` names a word that one of them replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+READ = {".py", ".md", ".toml", ".yml", ".cu", ".cuh", ".h", ".cpp", ".sh"}
+KERNELS = r"plugins/\w+/(src|tests)/|benchmarks/gpu_"
+
+NOT_YET: dict[str, str] = {
+    # Prefix of a path: the owner who removes it once the files are clean.
+    "minisgl_core/registry/": "registry",
+    "minisgl_core/plugin_api/": "registry",
+    "minisgl_core/builtin/": "registry",
+    "minisgl_core/settings/": "registry",
+    "minisgl_core/doctor/": "registry",
+    "minisgl_core/cli/explain": "registry",
+    "minisgl_core/cli/plugins": "registry",
+    "minisgl_core/cli/doctor": "registry",
+    "tests/registry/": "registry",
+    "tests/plugin_api/": "registry",
+    "tests/builtin/": "registry",
+    "tests/settings/": "registry",
+    "tests/doctor/": "registry",
+    "docs/plugins.md": "registry",
+    "docs/reference/": "registry",
+    # ---
+    "minisgl_core/capsule/": "observer",
+    "minisgl_core/calibrate/": "observer",
+    "minisgl_core/engine/": "observer and decode",
+    "minisgl_core/cli/replay": "observer",
+    "minisgl_core/cli/calibrate": "observer",
+    "tests/capsule/": "observer",
+    "tests/shadow/": "observer",
+    "tests/calibrate/": "observer",
+    "tests/engine/": "observer and decode",
+    "docs/debugging.md": "observer",
+    "docs/calibration.md": "observer",
+    # ---
+    "minisgl_core/models/": "decode",
+    "minisgl_core/layers/": "decode",
+    "minisgl_core/core/": "decode",
+    "tests/models/": "decode",
+    "tests/layers/": "decode",
+    "tests/core/": "decode",
+    "benchmarks/host_step.py": "decode",
+    # ---
+    "minisgl_core/scheduler/": "queue",
+    "minisgl_core/llm/": "queue",
+    "tests/scheduler/": "queue",
+    "tests/llm/": "queue",
+    "docs/python.md": "queue",
+    # ---
+    "tools/gpu_check/": "gpu",
+    "tests/gpu": "gpu",
+    "tests/tools/": "gpu",
+    "tests/support/": "gpu",
+    "tests/conftest.py": "gpu",
+    "benchmarks/stub_engine.py": "gpu",
+    "docs/gpu-check.md": "gpu",
+    # ---
+    "minisgl_core/bench/": "words",
+    "minisgl_core/checkpoint/": "words",
+    "minisgl_core/cli/": "words",
+    "minisgl_core/env.py": "words",
+    "minisgl_core/errors.py": "words",
+    "minisgl_core/files.py": "words",
+    "minisgl_core/demo_model.py": "words",
+    "minisgl_core/formats/": "words",
+    "minisgl_core/kvcache/": "words",
+    "minisgl_core/modelconfig/": "words",
+    "minisgl_core/scaffold/": "words",
+    "minisgl_core/testing/": "words",
+    "minisgl_core/tokenizer/": "words",
+    "plugins/": "words",
+    "benchmarks/": "words",
+    "examples/": "words",
+    "docs/": "words",
+    "tests/": "words",
+    "tools/": "words",
+    "README.md": "words",
+    "CHANGELOG.md": "words",
+    "Makefile": "words",
+    "mkdocs.yml": "words",
+    "pyproject.toml": "words",
+    # Reasons that last.
+    "tests/workspace/test_vocabulary.py": "the list itself",
+    "docs/glossary.md": "its last table maps retired words to those in use",
+}
+
+
+class Word(NamedTuple):
+    pattern: str
+    """Regular expression; a space in it matches every run of spaces, underscores, hyphens and comment marks"""
+    use: str
+    """What to write instead"""
+    where: str = ""
+    """Regular expression of the paths in which the word is retired: all, if empty"""
+    cased: bool = False
+    """Upper and lower case differ: for names of classes"""
+
+
+RETIRED = (
+    # Prose that reads as translated.
+    Word("tells?|told|untold|telling", "say, report, notify, pass; `metadata()`"),
+    Word("beside", "next to, with, in addition to; `alternate_choice`"),
+    Word("(stands?|standing|stood)(?! ?ins?(?![a-z]))", "be, mean, hold; `static_reasons`"),
+    Word("whoever", "the caller that, any code that"),
+    Word("nobody", "no caller, no one"),
+    Word("somebody", "a caller, someone"),
+    Word("asked for|asks for|asking for|ask for", "requested, requests"),
+    Word("so many", "that many, at most N"),
+    Word("(takes?|taken|took|taking) in(?! (order|turns?|changing))", "fuse, absorb"),
+    Word("at hand", "available"),
+    Word("the like", "similar"),
+    Word("hears? of", "is notified of"),
+    Word("(and|but) none else", "and no other"),
+    Word("rooms|(?:a|the|every|each|other|lower|higher|shared) room", "package"),
+    # Names.
+    Word("rehears[a-z]*", "memory profiling"),
+    Word("dearest[a-z]*", "worst_case_params, worst case"),
+    Word("zombies?", "finished_in_flight"),
+    Word("last words", "exit report"),
+    Word("wire", "messages", where=r"minisgl_core/llm|tests/llm|docs/architecture"),
+    Word("blam(e|es|ed|ing)", "error attribution, attribute, name"),
+    Word("witness(es)?", "observer, instrumentation"),
+    Word("watching", "instrumentation"),
+    Word("crowds?|crowded", "stress, many requests at once"),
+    Word("wish|wishes", "requirement"),
+    Word("Here|Order", "context, ordering", where=r"(tools|tests)/gpu", cased=True),
+    Word("guests?", "sandbox"),
+    Word("neighbou?rs?|neighbou?ring", "adjacent (operation, row, value); fused prologue and epilogue"),
+    Word("rigs?", "device fixture, `DeviceFixture`"),
+    Word("subjects?", "backend_under_test, `BackendUnderTest`"),
+    Word("trials?", "check run, search step, attempt"),
+    Word("box|boxes", "capability set"),
+    Word("Need|Standing", "requirement, static reasons", where=r"\.(py|pyi)$", cased=True),
+    Word("settles?|settled|settling", "resolve loop; decide, decided"),
+    Word("Stage", "DeviceContext", where=r"minisgl_core/engine|tests/engine", cased=True),
+    Word("RowEdit|row edits?|work outside|edits", "logits processors, `postprocess_logits`", where=r"engine/|core/"),
+    Word("(?<!in)(?<!in[\\x20_-])flight", "InFlightBatch, in_flight"),
+    Word("quiet|quiet passes", "steps_until_refresh", where=r"minisgl_core/scheduler|tests/scheduler"),
+    Word("CLAIMS|unused claims", "lookahead pages", cased=True),
+    Word("check claims|registry[./]claims", "spec_validation"),
+    Word("Slot|Slots", "PlanEntry", where=r"\.py$", cased=True),
+    Word("Weight ?Slots?", "WeightTarget"),
+    Word("[A-Za-z]*(Attention|Graph|KV|MoE|Ops|Linear|Comm|Sample|Lifetime)Cases?", "...Check", cased=True),
+    # Words of kernels.
+    Word("pieces?", "vector: what one thread moves at a time", where=KERNELS),
+    Word("joint", "align_bits", where=KERNELS),
+    Word("gains?", "weights (of a norm)", where=KERNELS),
+    Word("lines", "rows", where=r"\.(cu|cuh)$|triton_ops/"),
+)
+
+
+def _compiled(word: Word) -> re.Pattern[str]:
+    spaced = word.pattern.replace(" ?", r"[\s_-]?").replace(" ", r"[\s#/*_-]+")
+    start = "(?:(?<![A-Za-z])|(?-i:(?<=[a-z])(?=[A-Z])))"  # of a word, also within CamelCase and snake_case
+    end = "(?-i:(?![a-z])(?:(?<![A-Z])|(?![A-Z])))"
+    return re.compile(f"{start}(?:{spaced}){end}", 0 if word.cased else re.IGNORECASE)
+
+
+PATTERNS = [(word, _compiled(word), re.compile(word.where)) for word in RETIRED]
+
+
+def retired_words(path: str, text: str) -> Iterator[str]:
+    """Each retired word in the name and the text of a file, as "file:line: word: what to write instead"."""
+    for word, pattern, where in PATTERNS:
+        if where.search(path):
+            for hit in pattern.finditer(path):
+                yield f"{path}:0: {hit[0]!r} in the file's name; use: {word.use}"
+            for hit in pattern.finditer(text):
+                line = text.count("\n", 0, hit.start()) + 1
+                yield f"{path}:{line}: {' '.join(hit[0].split())!r}; use: {word.use}"
+
+
+def _tracked() -> list[str]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [name for name in names if (Path(name).suffix in READ or name == "Makefile") and (ROOT / name).is_file()]
+
+
+def test_no_file_uses_a_retired_word() -> None:
+    found = [
+        hit
+        for name in _tracked()
+        if not name.startswith(tuple(NOT_YET))
+        for hit in retired_words(name, (ROOT / name).read_text(encoding="utf-8"))
+    ]
+    assert not found, f"{len(found)} retired words; docs/glossary.md has the words in use:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "word"),
+    [
+        ("minisgl_core/a.py", '"""What a backend is told."""', "told"),
+        ("minisgl_core/a.py", "def test_norms_beside_it(): ...", "beside"),
+        ("minisgl_core/a.py", "# as the caller asked\n    # for", "asked # for"),
+        ("minisgl_core/a.py", "class _Crowd: ...", "Crowd"),
+        ("minisgl_core/a.py", "raise CannotStand()", "Stand"),
+        ("minisgl_core/a.py", "from minisgl_core.layers import WeightSlot", "WeightSlot"),
+        ("docs/a.md", "The `Rig` of a test", "Rig"),
+        ("docs/a.md", "a room imports rooms below it", "rooms"),
+        ("plugins/minisgl_cuda/src/a.cuh", "int joint = 0;", "joint"),
+    ],
+)
+def test_a_planted_word_is_found_at_its_line(path: str, text: str, word: str) -> None:
+    hits = list(retired_words(path, f"first line\n{text}\n"))
+    assert any(hit.startswith(f"{path}:2: {word!r}; use: ") for hit in hits), hits
+
+
+def test_a_planted_file_name_is_found() -> None:
+    (hit,) = retired_words("minisgl_core/registry/guest.py", "")
+    assert hit == "minisgl_core/registry/guest.py:0: 'guest' in the file's name; use: sandbox"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CPU stand-ins and a stand_in",
+        "besides, a joint solve leaves room for the gain; in flight, InFlightBatch, batches_in_flight",
+        "wires right rigor wishbone understand standalone outstanding STANDARD",
+        "silu is swish; a slot is one token's place, and several Slots, slots are places",
+    ],
+)
+def test_words_in_use_are_left_alone(text: str) -> None:
+    assert list(retired_words("docs/a.md", text)) == []
