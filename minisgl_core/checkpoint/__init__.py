@@ -1,7 +1,7 @@
-"""Reading weights: where tensors come from (``WeightSource``) and where they go (``WeightSlot``)."""
+"""Reading weights: where tensors come from (``WeightSource``) and where they go (``WeightTarget``)."""
 
 from .load import LoadReport, load_weights
-from .slots import WeightSlot, WeightSource
 from .source import head_is_tied, open_source
+from .targets import WeightSource, WeightTarget
 
-__all__ = ["LoadReport", "WeightSlot", "WeightSource", "head_is_tied", "load_weights", "open_source"]
+__all__ = ["LoadReport", "WeightSource", "WeightTarget", "head_is_tied", "load_weights", "open_source"]

@@ -72,7 +72,7 @@ class _Part:
 
 
 class GGUFSource:
-    """A :class:`~minisgl_core.checkpoint.slots.WeightSource` over the memory-mapped GGUF files of one model.
+    """A :class:`~minisgl_core.checkpoint.targets.WeightSource` over the memory-mapped GGUF files of one model.
 
     Only the rows that are asked for are dequantised. Raises :class:`~minisgl_core.errors.CheckpointError` if the file
     is shorter than its header says, or the installed ``gguf`` library cannot turn a tensor's format into numbers.

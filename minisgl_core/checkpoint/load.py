@@ -1,4 +1,4 @@
-"""Filling a model's slots from a source, file by file, reading only this rank's slices."""
+"""Fills a model's weight targets from a source, file by file, reading only this rank's slices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from minisgl_core.progress import progress_bar
 
 from ..errors import CheckpointError
-from .slots import WeightSlot, WeightSource
+from .targets import WeightSource, WeightTarget
 
 __all__ = ["LoadReport", "load_weights"]
 
@@ -27,23 +27,23 @@ _NAMES_SHOWN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What was loaded. ``extra``: tensors of the checkpoint that no slot wanted (buffers not counted)."""
+    """What was loaded. ``extra``: tensors of the checkpoint that no target wanted (buffers not counted)."""
 
     num_tensors: int
     num_bytes: int
-    """Copied into the slots, in the slots' dtypes."""
+    """Copied into the targets, in their dtypes."""
     seconds: float
     extra: tuple[str, ...]
 
 
 def load_weights(
-    slots: Iterable[WeightSlot],
+    targets: Iterable[WeightTarget],
     source: WeightSource,
     *,
     progress: bool = False,
     unused: Iterable[str] = (),
 ) -> LoadReport:
-    """Copy each slot's slice into its target; converts dtype and device on the way.
+    """Copy each slice into its storage; converts dtype and device on the way.
 
     ``unused`` names tensors that the model leaves out on purpose, such as a head equal to the embedding. Names, shapes
     and dtypes are checked before anything is read: a missing or misshapen tensor, or integers where the model has
@@ -51,9 +51,9 @@ def load_weights(
     warning.
     """
     begin = time.perf_counter()
-    wanted: dict[str, list[WeightSlot]] = defaultdict(list)
-    for slot in slots:
-        wanted[slot.name].append(slot)
+    wanted: dict[str, list[WeightTarget]] = defaultdict(list)
+    for target in targets:
+        wanted[target.name].append(target)
     names = source.names()
     _check_missing(wanted, names)
     order = source.order(wanted)
@@ -62,20 +62,21 @@ def load_weights(
     extra = tuple(sorted(name for name in names - wanted.keys() - set(unused) if not _BUFFERS.fullmatch(name)))
     if extra:
         log.warning("the checkpoint has %d tensors that the model does not use: %s", len(extra), _shown(extra))
-    total = sum(slot.target.nbytes for group in wanted.values() for slot in group)
+    total = sum(target.storage.nbytes for group in wanted.values() for target in group)
     with progress_bar("Loading weights", total, shown=progress, leave=True, unit="B") as bar:
         for name in order:
-            for slot in wanted[name]:
-                _copy(slot, source)
-                bar.update(slot.target.nbytes)
+            for target in wanted[name]:
+                _copy(target, source)
+                bar.update(target.storage.nbytes)
     return LoadReport(len(order), total, time.perf_counter() - begin, extra)
 
 
-def _copy(slot: WeightSlot, source: WeightSource) -> None:
-    part = source.read(slot.name, slot.index)
-    if part.shape != slot.target.shape:
-        raise ValueError(f"slot of {slot.name}: index selects {tuple(part.shape)}, target {tuple(slot.target.shape)}")
-    slot.target.copy_(part)
+def _copy(target: WeightTarget, source: WeightSource) -> None:
+    part = source.read(target.name, target.index)
+    if part.shape != target.storage.shape:
+        shapes = f"index selects {tuple(part.shape)}, storage has {tuple(target.storage.shape)}"
+        raise ValueError(f"target of {target.name}: {shapes}")
+    target.storage.copy_(part)
 
 
 def _check_missing(wanted: Mapping[str, object], names: frozenset[str]) -> None:
@@ -89,7 +90,7 @@ def _check_missing(wanted: Mapping[str, object], names: frozenset[str]) -> None:
         )
 
 
-def _check_shapes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightSlot]], source: WeightSource) -> None:
+def _check_shapes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightTarget]], source: WeightSource) -> None:
     wrong = [
         f"{name}: expected {wanted[name][0].shape}, found {found}"
         for name in order
@@ -104,13 +105,13 @@ def _check_shapes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightSlot
         )
 
 
-def _check_dtypes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightSlot]], source: WeightSource) -> None:
+def _check_dtypes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightTarget]], source: WeightSource) -> None:
     """Floating-point numbers convert to each other; anything else means what a quantisation scheme says it means."""
     wrong = []
     for name in order:
         stored = source.dtype(name)
-        targets = {str(slot.target.dtype).removeprefix("torch.") for slot in wanted[name]}
-        if any(target != stored and not {target, stored} <= _FLOATS for target in targets):
+        dtypes = {str(target.storage.dtype).removeprefix("torch.") for target in wanted[name]}
+        if any(dtype != stored and not {dtype, stored} <= _FLOATS for dtype in dtypes):
             wrong.append(f"{name}: {stored}")
     if wrong:
         raise CheckpointError(

@@ -116,7 +116,7 @@ def _cut(path: Path) -> Cause | None:
 
 
 class SafetensorsSource:
-    """A :class:`~minisgl_core.checkpoint.slots.WeightSource` over memory-mapped files, one of them open at a time."""
+    """A :class:`~minisgl_core.checkpoint.targets.WeightSource` over memory-mapped files, one of them open at a time."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = dict(files)

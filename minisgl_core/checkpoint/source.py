@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import CheckpointError
 from ..formats import find_gguf
 from .safetensors_source import open_safetensors
-from .slots import WeightSource
+from .targets import WeightSource
 
 __all__ = ["head_is_tied", "open_source"]
 

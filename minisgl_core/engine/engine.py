@@ -178,8 +178,8 @@ class Engine:
     def _load_weights(self) -> None:
         if self.config.dummy_weights:
             generator = torch.Generator(device=self.device).manual_seed((self.config.seed + self.tp.rank) % 2**64)
-            for slot in self.model.slots("", frozenset()):
-                slot.target.normal_(0.0, 0.02, generator=generator)
+            for target in self.model.weight_targets("", frozenset()):
+                target.storage.normal_(0.0, 0.02, generator=generator)
         else:
             source = open_source(self.config.model_path)
             try:
@@ -192,10 +192,10 @@ class Engine:
                         else "the checkpoint's own lm_head.weight",
                     )
                 self.model.tie_head(tied)
-                slots = self.model.slots("", source.names())
+                targets = self.model.weight_targets("", source.names())
                 unused = ("lm_head.weight",) if tied else ()
                 report = load_weights(
-                    slots, source, progress=self.config.progress and self.tp.is_primary, unused=unused
+                    targets, source, progress=self.config.progress and self.tp.is_primary, unused=unused
                 )
             finally:
                 source.close()

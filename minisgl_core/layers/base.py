@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from minisgl_core.checkpoint import WeightSlot
+from minisgl_core.checkpoint import WeightTarget
 
 __all__ = ["Layer", "OpList", "children"]
 
@@ -13,10 +13,10 @@ __all__ = ["Layer", "OpList", "children"]
 class Layer:
     """Base of all layers. Sub-layers are found as attributes, in the order in which they were set."""
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         """Where this rank's weights go. ``prefix``: empty or ending with a dot; ``names``: what the checkpoint has."""
         for name, child in children(self):
-            yield from child.slots(f"{prefix}{name}.", names)
+            yield from child.weight_targets(f"{prefix}{name}.", names)
 
     def finish(self) -> None:
         """All weights are in place: hand them to the backends that may repack them."""
@@ -33,9 +33,9 @@ class OpList(Layer, Generic[L]):
     def __init__(self, layers: Iterable[L]) -> None:
         self.op_list = list(layers)
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         for number, layer in enumerate(self.op_list):
-            yield from layer.slots(f"{prefix}{number}.", names)
+            yield from layer.weight_targets(f"{prefix}{number}.", names)
 
     def finish(self) -> None:
         for layer in self.op_list:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minisgl_core.checkpoint import WeightSlot
+from minisgl_core.checkpoint import WeightTarget
 
 from .base import Layer
 
@@ -30,10 +30,10 @@ class VocabTable(Layer):
         shape = (padded, hidden_size)
         self.weight = torch.zeros(shape, dtype=ctx.dtype, device=ctx.device) if storage is None else storage
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         index = (slice(self.start, self.start + self.rows), ALL)
         shape = (self._vocab, self.weight.shape[1])
-        yield WeightSlot(f"{prefix}weight", shape, index, self.weight[: self.rows])
+        yield WeightTarget(f"{prefix}weight", shape, index, self.weight[: self.rows])
 
 
 class VocabEmbedding(VocabTable):
@@ -61,9 +61,9 @@ class LMHead(VocabTable):
         if self._tied is not None:
             self._tied, self.weight = None, torch.zeros_like(self.weight)
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         if self._tied is None:
-            yield from super().slots(prefix, names)
+            yield from super().weight_targets(prefix, names)
 
     def finish(self) -> None:
         self._prepared = self._ctx.linear.prepare_weights(self.weight)

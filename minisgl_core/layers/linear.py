@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from minisgl_core.checkpoint import WeightSlot
+from minisgl_core.checkpoint import WeightTarget
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.plugin_api.linear import neighbours
 
@@ -139,9 +139,9 @@ class Linear(Layer):
 class ReplicatedLinear(Linear):
     """The whole layer on every rank."""
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         for kind, tensor in self._tensors():
-            yield WeightSlot(f"{prefix}{kind}", tuple(tensor.shape), (ALL,) * tensor.dim(), tensor)
+            yield WeightTarget(f"{prefix}{kind}", tuple(tensor.shape), (ALL,) * tensor.dim(), tensor)
 
 
 class ColumnMergedLinear(Linear):
@@ -155,7 +155,7 @@ class ColumnMergedLinear(Linear):
         self._local = {name: split_evenly(f"`{name}` width", width, ctx.tp.size) for name, width in parts.items()}
         super().__init__(ctx, sum(self._local.values()), in_features, bias)
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         beside, rank = _beside(prefix), self._ctx.tp.rank
         for kind, tensor in self._tensors():
             start = 0
@@ -163,7 +163,7 @@ class ColumnMergedLinear(Linear):
                 local = self._local[name]
                 index = (slice(rank * local, (rank + 1) * local), *(ALL,) * (tensor.dim() - 1))
                 shape = (width, *tensor.shape[1:])
-                yield WeightSlot(f"{beside}{name}.{kind}", shape, index, tensor[start : start + local])
+                yield WeightTarget(f"{beside}{name}.{kind}", shape, index, tensor[start : start + local])
                 start += local
 
 
@@ -207,7 +207,7 @@ class QKVLinear(Linear):
         self._kv_rank = ctx.tp.rank * kv_heads // size if kv_heads < size else ctx.tp.rank
         super().__init__(ctx, (self.q_heads + 2 * self.kv_heads) * head_dim, hidden_size, bias)
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         beside, rank = _beside(prefix), self._ctx.tp.rank
         q, kv = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
         layout = (
@@ -219,7 +219,7 @@ class QKVLinear(Linear):
             for name, width, source, rows, target in layout:
                 index = (slice(source, source + rows), *(ALL,) * (tensor.dim() - 1))
                 shape = (width, *tensor.shape[1:])
-                yield WeightSlot(f"{beside}{name}.{kind}", shape, index, tensor[target : target + rows])
+                yield WeightTarget(f"{beside}{name}.{kind}", shape, index, tensor[target : target + rows])
 
 
 class RowLinear(Linear):
@@ -231,12 +231,12 @@ class RowLinear(Linear):
         # Counted once: the sum over ranks follows.
         self._own_bias = self.bias if ctx.tp.is_primary else None
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         rank, (rows, local) = self._ctx.tp.rank, self.weight.shape
         index = (ALL, slice(rank * local, (rank + 1) * local))
-        yield WeightSlot(f"{prefix}weight", (rows, self._in), index, self.weight)
+        yield WeightTarget(f"{prefix}weight", (rows, self._in), index, self.weight)
         if self.bias is not None:
-            yield WeightSlot(f"{prefix}bias", (rows,), (ALL,), self.bias)
+            yield WeightTarget(f"{prefix}bias", (rows,), (ALL,), self.bias)
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, in of this rank) -> new (T, out), still to be summed over ranks."""

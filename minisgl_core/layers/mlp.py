@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minisgl_core.checkpoint import WeightSlot
+from minisgl_core.checkpoint import WeightTarget
 
 from .base import Layer
 from .linear import GatedLinear, ReplicatedLinear, RowLinear, split_evenly
@@ -55,13 +55,13 @@ class Experts(Layer):
         self.w2: torch.Tensor | None = torch.empty(moe.num_experts, hidden, self._inner, **kind)  # type: ignore[call-overload]
         self._prepared: Any = None
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
         if f"{prefix}gate_up_proj" in names:
-            yield from self._fused_slots(prefix)
+            yield from self._fused_targets(prefix)
         else:
-            yield from self._expert_slots(prefix)
+            yield from self._expert_targets(prefix)
 
-    def _fused_slots(self, prefix: str) -> Iterator[WeightSlot]:
+    def _fused_targets(self, prefix: str) -> Iterator[WeightTarget]:
         """transformers 5's own layout: gate_up_proj (E, 2I, hidden) and down_proj (E, hidden, I)."""
         assert self.w13 is not None and self.w2 is not None
         experts, _, hidden = self.w13.shape
@@ -70,11 +70,11 @@ class Experts(Layer):
         for part in (0, 1):
             rows = slice(part * full + mine, part * full + mine + local)
             target = self.w13[:, part * local : (part + 1) * local]
-            yield WeightSlot(f"{prefix}gate_up_proj", (experts, 2 * full, hidden), (ALL, rows, ALL), target)
+            yield WeightTarget(f"{prefix}gate_up_proj", (experts, 2 * full, hidden), (ALL, rows, ALL), target)
         columns = slice(mine, mine + local)
-        yield WeightSlot(f"{prefix}down_proj", (experts, hidden, full), (ALL, ALL, columns), self.w2)
+        yield WeightTarget(f"{prefix}down_proj", (experts, hidden, full), (ALL, ALL, columns), self.w2)
 
-    def _expert_slots(self, prefix: str) -> Iterator[WeightSlot]:
+    def _expert_targets(self, prefix: str) -> Iterator[WeightTarget]:
         """One set of three matrices per expert."""
         assert self.w13 is not None and self.w2 is not None
         full, local, hidden = self._moe.intermediate_size, self._inner, self.w13.shape[2]
@@ -82,8 +82,8 @@ class Experts(Layer):
         for e in range(self._moe.num_experts):
             for part, name in enumerate(("gate_proj", "up_proj")):
                 target = self.w13[e, part * local : (part + 1) * local]
-                yield WeightSlot(f"{prefix}{e}.{name}.weight", (full, hidden), (mine, ALL), target)
-            yield WeightSlot(f"{prefix}{e}.down_proj.weight", (hidden, full), (ALL, mine), self.w2[e])
+                yield WeightTarget(f"{prefix}{e}.{name}.weight", (full, hidden), (mine, ALL), target)
+            yield WeightTarget(f"{prefix}{e}.down_proj.weight", (hidden, full), (ALL, mine), self.w2[e])
 
     def finish(self) -> None:
         assert self._ctx.moe is not None and self.w13 is not None and self.w2 is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl_core.checkpoint import WeightSlot
+from minisgl_core.checkpoint import WeightTarget
 from minisgl_core.plugin_api import AddNorm
 
 from .base import Layer
@@ -26,8 +26,8 @@ class RMSNorm(Layer):
         self.weight = torch.empty(size, dtype=ctx.dtype, device=ctx.device)
         self.eps = eps
 
-    def slots(self, prefix: str, names: Collection[str]) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}weight", tuple(self.weight.shape), (slice(None),), self.weight)
+    def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
+        yield WeightTarget(f"{prefix}weight", tuple(self.weight.shape), (slice(None),), self.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, N) -> new (T, N)."""

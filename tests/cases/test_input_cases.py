@@ -108,8 +108,10 @@ def test_case_130_loading_and_explain_say_that_weights_are_dequantised(
 
 def _weights(llm: LLM) -> list[Any]:
     """Each storage once: what the tied head shares counts once too."""
-    slots = llm.engine.model.slots("", frozenset())
-    return list({slot.target.data_ptr(): slot.target for slot in slots if slot.name != "lm_head.weight"}.values())
+    targets = llm.engine.model.weight_targets("", frozenset())
+    return list(
+        {target.storage.data_ptr(): target.storage for target in targets if target.name != "lm_head.weight"}.values()
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -44,7 +44,7 @@ def load(rank: int, size: int, tensors: dict[str, torch.Tensor]) -> mlp.Experts:
     ctx: Any = SimpleNamespace(config=config, tp=DistributedInfo(rank, size), **kind)
     layer = mlp.Experts(ctx, 0)
     source: Any = Memory(tensors)
-    load_weights(list(layer.slots("e.", source.names())), source, progress=False)
+    load_weights(list(layer.weight_targets("e.", source.names())), source, progress=False)
     return layer
 
 

@@ -44,9 +44,9 @@ def rank_of(rank: int, size: int) -> Context:
 
 def fill(layer, prefix: str, tensors: dict[str, torch.Tensor]):
     """Load a layer the way the loader does; returns it."""
-    for slot in layer.slots(prefix, tensors.keys()):
-        assert tuple(tensors[slot.name].shape) == slot.shape
-        slot.target.copy_(tensors[slot.name][slot.index])
+    for target in layer.weight_targets(prefix, tensors.keys()):
+        assert tuple(tensors[target.name].shape) == target.shape
+        target.storage.copy_(tensors[target.name][target.index])
     layer.finish()
     return layer
 
@@ -126,7 +126,7 @@ def test_a_tied_head_is_the_embedding_itself():
     ctx = rank_of(0, 1)
     embedding = fill(VocabEmbedding(ctx, 6, 4), "e.", {"e.weight": torch.randn(6, 4)})
     head = LMHead(ctx, 6, 4, tied=embedding)
-    assert list(head.slots("lm_head.", {"lm_head.weight"})) == []
+    assert list(head.weight_targets("lm_head.", {"lm_head.weight"})) == []
     head.finish()
     assert head.weight.data_ptr() == embedding.weight.data_ptr()
     head.untie()

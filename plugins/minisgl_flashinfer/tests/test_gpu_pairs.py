@@ -82,9 +82,9 @@ def _run(
             backends={"attention": attention, "kv": "torch"},
         )
     )
-    for slot in engine.model.slots("", frozenset()):
-        if "norm" in slot.name:
-            slot.target.fill_(1.0)  # as trained ones are: drawn like the rest, they would make attention uniform
+    for target in engine.model.weight_targets("", frozenset()):
+        if "norm" in target.name:
+            target.storage.fill_(1.0)  # as trained ones are: drawn like the rest, they would make attention uniform
     try:
         return _generate(engine, forced)
     finally:

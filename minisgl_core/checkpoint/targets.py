@@ -1,4 +1,4 @@
-"""The two ends of loading: a source of named tensors, and slots in a model that receive slices of them."""
+"""The two ends of loading: a source of named tensors, and the storage in a model that receives slices of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WeightSlot", "WeightSource"]
+__all__ = ["WeightSource", "WeightTarget"]
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSlot:
+class WeightTarget:
     """This rank's part of one checkpoint tensor, and the storage that receives it.
 
-    A tensor may feed several slots (fused experts are two slices of one tensor); a storage may be fed by several
+    A tensor may feed several targets (fused experts are two slices of one tensor); a storage may be fed by several
     tensors (q, k and v rows of a merged projection).
     """
 
@@ -26,7 +26,7 @@ class WeightSlot:
     """Shape of the whole tensor in the checkpoint."""
     index: tuple[slice, ...]
     """Which part of it this rank wants."""
-    target: torch.Tensor
+    storage: torch.Tensor
     """A view into this rank's storage, of the shape that ``index`` selects; may differ in dtype (copying converts)."""
 
 
