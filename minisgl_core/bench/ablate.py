@@ -155,9 +155,9 @@ class _Bench:
         return mine == facts(self._job.config, self._base_plan, self._overlap)
 
     def _changed(self, variant: Variant, plan: Plan) -> dict[str, str]:
-        """Slot by slot, what serves it instead of the default's backend; and which options are others."""
+        """Entry by entry, what serves it instead of the default's backend; and which options are others."""
         before = self._base_plan.summary()
-        changed = {slot: label for slot, label in plan.summary().items() if before.get(slot) != label}
+        changed = {entry: label for entry, label in plan.summary().items() if before.get(entry) != label}
         if plan.page_size != self._base_plan.page_size:
             changed["page_size"] = str(plan.page_size)
         for backend, options in variant.options.items():

@@ -13,12 +13,12 @@ from minisgl_core.registry import Plan, PlanQuery, Registry
 
 from .store import Loaded, Point, load
 
-__all__ = ["NOISE", "Rule", "apply", "costs_by_batch", "costs_by_slot", "rules_of"]
+__all__ = ["NOISE", "Rule", "apply", "costs_by_batch", "costs_by_entry", "rules_of"]
 
 NOISE: Final = 0.03
 """A gain below this share is none even on a quiet machine: the backend that is best on the whole keeps the bucket."""
 _BY_BATCH: Final = ("attention.decode", "attention.prefill")
-"""Slots, beside those of weights, whose choice the engine can make by the number of rows."""
+"""Plan entries, beside those of weights, whose choice the engine can make by the number of rows."""
 
 Costs = Mapping[str, float]
 """By backend: time over that of the fastest, 1 = the fastest."""
@@ -30,19 +30,21 @@ def apply(query: PlanQuery, model: ModelConfig, registry: Registry) -> tuple[Pla
     if loaded.calibration is None:
         return query, loaded
     points, noise = loaded.calibration.points, max(NOISE, loaded.calibration.noise)
-    by_slot, by_batch = costs_by_slot(points, noise), costs_by_batch(points, noise)
-    return replace(query, calibration=by_slot, calibration_by_batch=by_batch), loaded
+    by_entry, by_batch = costs_by_entry(points, noise), costs_by_batch(points, noise)
+    return replace(query, calibration=by_entry, calibration_by_batch=by_batch), loaded
 
 
-def costs_by_slot(points: Iterable[Point], noise: float = NOISE) -> dict[str, dict[str, float]]:
-    """By slot: each backend's mean cost over all sizes. ``linear`` stands for all weights. What is within ``noise`` of
-    the best costs as much as the best, so that the tier decides.
+def costs_by_entry(points: Iterable[Point], noise: float = NOISE) -> dict[str, dict[str, float]]:
+    """By plan entry: each backend's mean cost over all sizes. ``linear`` means all weights. What is within
+    ``noise`` of the best costs as much as the best, so that the tier decides.
     """
-    slots = {slot: _mean([_relative(group) for group in _by_rows(some).values()]) for slot, some in _by_slot(points)}
-    weights = [costs for slot, costs in slots.items() if slot.startswith("linear.")]
+    entries = {
+        entry: _mean([_relative(group) for group in _by_rows(some).values()]) for entry, some in _by_entry(points)
+    }
+    weights = [costs for entry, costs in entries.items() if entry.startswith("linear.")]
     if weights:
-        slots["linear"] = _mean(weights)
-    return {slot: _without_noise(costs, noise) for slot, costs in slots.items()}
+        entries["linear"] = _mean(weights)
+    return {entry: _without_noise(costs, noise) for entry, costs in entries.items()}
 
 
 def _without_noise(costs: Costs, noise: float) -> dict[str, float]:
@@ -51,17 +53,17 @@ def _without_noise(costs: Costs, noise: float) -> dict[str, float]:
 
 
 def costs_by_batch(points: Iterable[Point], noise: float = NOISE) -> dict[str, list[tuple[int | None, Costs]]]:
-    """By slot: (largest number of rows, costs), ascending, the last without one. Between two measured numbers of rows
-    the border is their geometric mean.
+    """By plan entry: (largest number of rows, costs), ascending, the last without one. Between two measured numbers
+    of rows the border is their geometric mean.
     """
     found: dict[str, list[tuple[int | None, Costs]]] = {}
-    for slot, some in _by_slot(points):
-        if slot not in _BY_BATCH and not slot.startswith("linear."):
+    for entry, some in _by_entry(points):
+        if entry not in _BY_BATCH and not entry.startswith("linear."):
             continue
         measured = {rows: _relative(group) for rows, group in sorted(_by_rows(some).items())}
         overall = _mean(list(measured.values()))
         limits = [*_borders(list(measured)), None]
-        found[slot] = [
+        found[entry] = [
             (limit, _steadied(costs, overall, noise)) for limit, costs in zip(limits, measured.values(), strict=True)
         ]
     return found
@@ -97,8 +99,8 @@ def _mean(tables: Sequence[Costs]) -> dict[str, float]:
     return {name: sum(table[name] for table in tables) / len(tables) for name in names}
 
 
-def _by_slot(points: Iterable[Point]) -> list[tuple[str, list[Point]]]:
-    return _grouped(points, lambda point: point.slot)
+def _by_entry(points: Iterable[Point]) -> list[tuple[str, list[Point]]]:
+    return _grouped(points, lambda point: point.entry)
 
 
 def _by_rows(points: Iterable[Point]) -> dict[int, list[Point]]:
@@ -111,16 +113,16 @@ def _grouped(points: Iterable[Point], key: Callable[[Point], Any]) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a plan does in one measured slot: its backends by number of rows."""
+    """What a plan does in one measured entry: its backends by number of rows."""
 
-    slot: str
+    entry: str
     backends: tuple[tuple[int | None, str], ...]
     """(largest number of rows, backend), ascending; the last without one"""
 
     def __str__(self) -> str:
         parts = [f"{name} up to {rows} rows" for rows, name in self.backends[:-1]]
         last = self.backends[-1][1]
-        return f"{self.slot}: {', '.join([*parts, f'then {last}' if parts else last])}"
+        return f"{self.entry}: {', '.join([*parts, f'then {last}' if parts else last])}"
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -128,11 +130,11 @@ class Rule:
 
 
 def rules_of(plan: Plan, points: Iterable[Point]) -> list[Rule]:
-    """The plan's own choices in every slot that was measured and that it decides by itself."""
+    """The plan's own choices in every entry that was measured and that it decides by itself."""
     found = []
-    for slot in sorted({point.slot for point in points}):
-        buckets = [bucket for bucket in plan.buckets if bucket.slot.label == slot]
+    for entry in sorted({point.entry for point in points}):
+        buckets = [bucket for bucket in plan.buckets if bucket.entry.label == entry]
         if buckets:
             own = ((bucket.batch[1] if bucket.batch else None, bucket.choice.label) for bucket in buckets)
-            found.append(Rule(slot, tuple(own)))
+            found.append(Rule(entry, tuple(own)))
     return found

@@ -1,4 +1,4 @@
-"""What to measure: the slots of a model and the sizes of each. Sizes are rank-local."""
+"""What to measure: the entries of a model and the sizes of each. Sizes are rank-local."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from minisgl_core.modelconfig import ModelConfig
 from minisgl_core.plugin_api import OP_NAMES
-from minisgl_core.registry import PlanQuery, Slot
+from minisgl_core.registry import PlanEntry, PlanQuery
 from minisgl_core.registry.query import rank_heads
 
 __all__ = ["Size", "sizes_of", "weights_of"]
@@ -25,30 +25,30 @@ _MOST_TOKENS: Final = {False: 2**17, True: 2**13}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One size of one slot. ``length`` 0 = it does not matter."""
+    """One size of one entry. ``length`` 0 = it does not matter."""
 
-    slot: Slot
+    entry: PlanEntry
     rows: int
     length: int = 0
 
 
 def sizes_of(query: PlanQuery, model: ModelConfig, max_prefill_tokens: int, quick: bool) -> list[Size]:
-    """Every size to measure, smallest first within a slot."""
+    """Every size to measure, smallest first within a plan entry."""
     return [
         *_attention("decode", query, max_prefill_tokens, quick),
         *_attention("prefill", query, max_prefill_tokens, quick),
-        *_plain(Slot("kv"), max_prefill_tokens, quick),
-        *([*_plain(Slot("moe"), max_prefill_tokens, quick)] if model.moe else []),
+        *_plain(PlanEntry("kv"), max_prefill_tokens, quick),
+        *([*_plain(PlanEntry("moe"), max_prefill_tokens, quick)] if model.moe else []),
         *(
             size
             for op in OP_NAMES
             if model.moe or op != "route"
             for size in _plain(
-                Slot("ops", op=op), query.max_running_req if op == "sample" else max_prefill_tokens, quick
+                PlanEntry("ops", op=op), query.max_running_req if op == "sample" else max_prefill_tokens, quick
             )
         ),
         *(
-            Size(Slot("linear", shape=shape), rows)
+            Size(PlanEntry("linear", shape=shape), rows)
             for shape in weights_of(query, model)
             for rows in _upto(_PRODUCT_ROWS[quick], max_prefill_tokens)
         ),
@@ -62,12 +62,12 @@ def _attention(phase: str, query: PlanQuery, max_prefill_tokens: int, quick: boo
     for length in _upto((_DECODE_LENGTHS if decode else _PREFILL_LENGTHS)[quick], min(query.seq_limit, most)):
         for count in rows:
             if count * length <= most:
-                yield Size(Slot("attention", phase="decode" if decode else "prefill"), count, length)
+                yield Size(PlanEntry("attention", phase="decode" if decode else "prefill"), count, length)
 
 
-def _plain(slot: Slot, limit: int, quick: bool) -> Iterator[Size]:
+def _plain(entry: PlanEntry, limit: int, quick: bool) -> Iterator[Size]:
     for rows in _upto(_OTHER_ROWS[quick], limit):
-        yield Size(slot, rows)
+        yield Size(entry, rows)
 
 
 def _upto(values: tuple[int, ...], limit: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Timing every backend that would fit, slot by slot and size by size."""
+"""Timing every backend that would fit, entry by entry and size by size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from minisgl_core.plugin_api import Role
-from minisgl_core.registry import PlanQuery, Registry, Slot, resolve_plan
+from minisgl_core.registry import PlanEntry, PlanQuery, Registry, resolve_plan
 from minisgl_core.registry.query import Joint
 from minisgl_core.registry.requirements import Installed
 from minisgl_core.registry.solve import Field, fields_of, joint_domain
@@ -57,7 +57,7 @@ def calibrate(
     timer = timer or partial(median_seconds, repeats=5 if quick else 11, least=2e-3)
     contenders = _contenders(query, joint, registry)
     sizes = sizes_of(query, model, max_prefill_tokens, quick)
-    jobs = [(size, one) for size in sizes for one in contenders.get(_general(size.slot), ())]
+    jobs = [(size, one) for size in sizes for one in contenders.get(_general(size.entry), ())]
     finished = progress("Calibrating", len(jobs)) if progress is not None and jobs else None
     points, notes, equal, sources = [], list[str](), list[float](), sources_of(registry)
     step = max(1, len(jobs) // NOISE_CHECKS)
@@ -71,7 +71,7 @@ def calibrate(
             except Exception as error:
                 at = f"{size.rows} rows" + (f" of {size.length} tokens" if size.length else "")
                 why = " ".join(str(error).split())  # a compiler's log has many lines
-                notes.append(f"{size.slot.label}: {one.label} failed at {at}: {type(error).__name__}: {why}")
+                notes.append(f"{size.entry.label}: {one.label} failed at {at}: {type(error).__name__}: {why}")
                 logger.warning("%s", notes[-1])
             if finished is not None:
                 finished()
@@ -95,27 +95,27 @@ def _point(
         rig.platform.synchronize()
         job.close()
     return Point(
-        slot=size.slot.label,
+        entry=size.entry.label,
         rows=size.rows,
         length=size.length,
         backend=one.label,
         version=one.subject.version,
         microseconds=seconds * 1e6,
         captured=job.captured,
-        page_size=one.page_size if size.slot.role in ("attention", "kv") else None,
+        page_size=one.page_size if size.entry.role in ("attention", "kv") else None,
     )
 
 
-def _general(slot: Slot) -> Slot:
+def _general(entry: PlanEntry) -> PlanEntry:
     """Weights of all shapes have the same contenders."""
-    return slot._replace(shape=None)
+    return entry._replace(shape=None)
 
 
-def _contenders(query: PlanQuery, joint: Joint, registry: Registry) -> dict[Slot, list[Contender]]:
-    """The backends that fit a slot: at the plan's own page size if they can, else at the first that suits them."""
-    fields = [field for field in fields_of(query, registry, Installed(), {}) if field.slot.role in MEASURED]
+def _contenders(query: PlanQuery, joint: Joint, registry: Registry) -> dict[PlanEntry, list[Contender]]:
+    """The backends that fit a plan entry: at the plan's own page size if they can, else at the first possible one."""
+    fields = [field for field in fields_of(query, registry, Installed(), {}) if field.entry.role in MEASURED]
     joints = [joint, *(other for other in joint_domain(query, fields) if other.graph == joint.graph)]
-    return {field.slot: _fitting(field, query, joints) for field in fields}
+    return {field.entry: _fitting(field, query, joints) for field in fields}
 
 
 def _fitting(field: Field, query: PlanQuery, joints: Sequence[Joint]) -> list[Contender]:

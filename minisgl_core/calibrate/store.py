@@ -34,14 +34,14 @@ __all__ = [
     "versions_now",
 ]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: a backend in one slot of the plan, at one size."""
+    """One measurement: a backend in one entry of the plan, at one size."""
 
-    slot: str
+    entry: str
     """Such as ``attention.decode``, ``linear.4096x1024``, ``ops.sample``, ``kv``"""
     rows: int
     """Of the batch; for a matrix product, operations, experts and KV stores: tokens"""
@@ -197,7 +197,7 @@ def _without_changed_backends(found: Calibration, registry: Registry) -> Loaded:
     sources = sources_of(registry)
     kept, ignored = [], dict[str, None]()
     for point in found.points:
-        key, distribution = f"{point.slot.partition('.')[0]}:{point.backend}", point.backend.rpartition("@")[2]
+        key, distribution = f"{point.entry.partition('.')[0]}:{point.backend}", point.backend.rpartition("@")[2]
         if installed.get(key) == point.version:
             if sources.get(distribution, "") == point.source:
                 kept.append(point)
@@ -236,7 +236,9 @@ def is_timed(spec: BackendSpec) -> bool:
 
 
 def unmeasured(calibration: Calibration, candidates: Sequence[tuple[str, str]]) -> list[str]:
-    """Of these (slot, backend), those of which there is no measurement although there is one of another backend."""
-    measured = {(point.slot, point.backend) for point in calibration.points}
-    slots = {slot for slot, _ in measured}
-    return [f"{slot}: {backend}" for slot, backend in candidates if slot in slots and (slot, backend) not in measured]
+    """Of these (entry, backend), those of which there is no measurement although there is one of another backend."""
+    measured = {(point.entry, point.backend) for point in calibration.points}
+    entries = {entry for entry, _ in measured}
+    return [
+        f"{entry}: {backend}" for entry, backend in candidates if entry in entries and (entry, backend) not in measured
+    ]

@@ -73,7 +73,7 @@ def prepare(
 ) -> Job:
     """Build a contender for a size; raises whatever it raises."""
     site = _Site(query, model, (subject["q_heads"], subject["kv_heads"]), subject["window"], rig)
-    if size.slot.role == "attention":
+    if size.entry.role == "attention":
         return _attention(size, one, site)
     return _trial(size, one, site)
 
@@ -85,7 +85,7 @@ def _attention(size: Size, one: Contender, site: _Site) -> Job:
     geometry = Geometry(
         q.dtype, q.pool_dtype, kernel_page, site.heads[1], site.heads[0], site.model.head_dim, facts, finite_tail=True
     )
-    decode = size.slot.phase == "decode"
+    decode = size.entry.phase == "decode"
     lens = [(1 if decode else size.length, size.length)] * size.rows
     bench = AttentionBench(rig, geometry, size.rows, size.length, seed=0)
     bench.fill([size.length] * size.rows)
@@ -97,7 +97,7 @@ def _attention(size: Size, one: Contender, site: _Site) -> Job:
     given = bench.views(wide)
     if decode and site.captures(one.box):
         return _captured_attention(size, one, bench, backend, given, layers, rig)
-    batch = bench.eager(str(size.slot.phase), lens)
+    batch = bench.eager(str(size.entry.phase), lens)
 
     def step() -> None:
         batch.scratch.clear()
@@ -166,22 +166,22 @@ def _trial(size: Size, one: Contender, site: _Site) -> Job:
 
 def _case_of(size: Size, site: _Site) -> tuple[CallCheck, int]:
     """The kit's check at this size, and the bytes of weights that a call reads (0 = it has none worth naming)."""
-    slot, model, dtype = size.slot, site.model, site.query.dtype
+    entry, model, dtype = size.entry, site.model, site.query.dtype
     itemsize = dtype_named(dtype).itemsize
-    if slot.role == "linear":
-        assert slot.shape is not None
-        n, k = slot.shape
-        return LinearCheck(name=slot.label, dtype=dtype, m=size.rows, n=n, k=k), n * k * itemsize
-    if slot.role == "kv":
+    if entry.role == "linear":
+        assert entry.shape is not None
+        n, k = entry.shape
+        return LinearCheck(name=entry.label, dtype=dtype, m=size.rows, n=n, k=k), n * k * itemsize
+    if entry.role == "kv":
         return _kv_case(size, site), 0
-    if slot.role == "moe":
+    if entry.role == "moe":
         assert model.moe is not None
         moe = model.moe
         width = moe.intermediate_size // site.query.tp_size
         # the kit's check has two layers, and a second copy of each for the backend to repack
         _check_room(4 * 3 * moe.num_experts * width * model.hidden_size * itemsize, site.rig)
         case = MoECheck(
-            name=slot.label,
+            name=entry.label,
             dtype=dtype,
             tokens=size.rows,
             experts=moe.num_experts,
@@ -213,7 +213,7 @@ def _kv_case(size: Size, site: _Site) -> KVCheck:
 
 
 def _op_case(size: Size, site: _Site) -> OpsCheck:
-    model, moe, op = site.model, site.model.moe, size.slot.op or ""
+    model, moe, op = site.model, site.model.moe, size.entry.op or ""
     inner = moe.intermediate_size if moe is not None else model.intermediate_size
     widths = {
         "act_and_mul": inner // site.query.tp_size,
@@ -221,7 +221,7 @@ def _op_case(size: Size, site: _Site) -> OpsCheck:
         "sample": model.vocab_size,
     }
     common: dict[str, Any] = {
-        "name": size.slot.label,
+        "name": size.entry.label,
         "op": op,
         "dtype": site.query.dtype,
         "tokens": size.rows,

@@ -28,7 +28,7 @@ __all__ = ["command"]
 def command(settings: Settings, geometry_name: str | None, device: str | None, quick: bool, as_json: bool) -> int:
     """Measure which backends are fastest here.
 
-    Every backend that would fit this model on this device is timed in every slot of the plan, over numbers of rows and
+    Every backend that would fit this model on this device is timed in every entry of the plan, over numbers of rows and
     lengths, at one rank's shapes. From then on a choice that is left open goes by that, on this machine and for these
     shapes, until a version changes; `minisgl explain` shows it. Exits with 1 if some backend could not be timed.
     """

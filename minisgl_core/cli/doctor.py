@@ -82,7 +82,7 @@ def _print(answer: Diagnosis) -> None:
     for rank in answer.ranks:
         heads = f"{rank.q_heads} query heads, {rank.kv_heads} kv heads"
         click.echo(f"\nrank {rank.rank}: {rank.device}, {heads}, plan {rank.plan.digest()}")
-        click.echo("  " + ", ".join(f"{slot}={backend}" for slot, backend in rank.plan.summary().items()))
+        click.echo("  " + ", ".join(f"{entry}={backend}" for entry, backend in rank.plan.summary().items()))
     click.echo()
     for finding in answer.findings:
         click.echo(f"{finding.level.ljust(5)}  {finding}")

@@ -52,8 +52,8 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
         query, measured = apply(query, model, registry)
     answer = explain(query, registry, elsewhere=elsewhere)
     untimed = {item.label for item in registry.candidates("linear") if not is_timed(item.spec)}
-    usable = ((slot.slot, item.backend) for slot in answer.slots for item in slot.usable())
-    candidates = [(slot.label, name) for slot, name in usable if not (slot.role == "linear" and name in untimed)]
+    usable = ((entry.entry, item.backend) for entry in answer.entries for item in entry.usable())
+    candidates = [(entry.label, name) for entry, name in usable if not (entry.role == "linear" and name in untimed)]
     note = dequantised(model, query.dtype)
     if as_json:
         about = {"model": subject, "architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
@@ -144,9 +144,9 @@ def _print(answer: Explanation, subject: str) -> None:
     for line in answer.remarks:
         click.echo(f"note: {line}")
     click.echo(f"\nCandidates, judged at page_size={answer.page_size}")
-    for slot in answer.slots:
-        click.echo(f"\n{slot.slot.label}")
-        _print_candidates(slot.candidates)
+    for entry in answer.entries:
+        click.echo(f"\n{entry.entry.label}")
+        _print_candidates(entry.candidates)
     for plugin in answer.failures:
         click.echo(f"\nplugin {plugin.distribution} failed to load: {plugin.failure}")
     for line in exclusion_lines(answer.excluded):
@@ -161,7 +161,7 @@ def _print_plan(plan: Plan, subject: str) -> None:
         f"{subject}: {plan.dtype}, page_size={plan.page_size}, {plan.kv_layout}, {graphs}, plan {plan.digest()}\n"
     )
     rows = [(bucket.label, bucket.choice.label, bucket.choice.version) for bucket in plan.buckets]
-    print_table(("SLOT", "BACKEND", "VERSION"), rows)
+    print_table(("ENTRY", "BACKEND", "VERSION"), rows)
     click.echo(f"{plan.pool_writer.role}:{plan.pool_writer.label} writes the KV pool")
     for choice in plan.choices("linear"):
         if fused := plan.fused(choice):

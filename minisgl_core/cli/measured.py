@@ -16,7 +16,7 @@ from .output import print_table
 __all__ = ["calibration_json", "print_calibration", "print_points"]
 
 Candidates = Sequence[tuple[str, str]]
-"""(slot, backend) of everything that could be chosen"""
+"""(entry, backend) of everything that could be chosen"""
 
 
 def calibration_json(
@@ -56,15 +56,15 @@ def print_calibration(measured: Loaded, plan: Plan | None, candidates: Candidate
 
 
 def print_points(found: Calibration, plan: Plan | None) -> None:
-    """A line for each size of each slot, then what the plan makes of it."""
+    """A line for each size of each entry, then what the plan makes of it."""
     sizes: dict[tuple[str, int, int], list[str]] = {}
     for point in sorted(found.points, key=lambda point: point.microseconds):
         graph = " (graph)" if point.captured else ""
-        sizes.setdefault((point.slot, point.rows, point.length), []).append(
+        sizes.setdefault((point.entry, point.rows, point.length), []).append(
             f"{point.backend} {point.microseconds:.4g}{graph}"
         )
-    rows = [(slot, count, length or "", ", ".join(texts)) for (slot, count, length), texts in sorted(sizes.items())]
-    print_table(("SLOT", "ROWS", "TOKENS", "MICROSECONDS, FASTEST FIRST"), rows)
+    rows = [(entry, count, length or "", ", ".join(texts)) for (entry, count, length), texts in sorted(sizes.items())]
+    print_table(("ENTRY", "ROWS", "TOKENS", "MICROSECONDS, FASTEST FIRST"), rows)
     if found.noise > NOISE:
         click.echo(
             f"\nnoise: equal measurements were up to {found.noise:.0%} apart, so smaller gains do not count; "

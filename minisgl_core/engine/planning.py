@@ -12,8 +12,8 @@ from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.registry import (
     DeviceFacts,
     Plan,
+    PlanEntry,
     PlanQuery,
-    Slot,
     detect_device,
     discover,
     resolve_plan,
@@ -88,7 +88,7 @@ def make_plan(config: EngineConfig, model: ModelConfig) -> Plan:
     return resolve_plan(query, registry)
 
 
-def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapping[Slot, Choice]:
+def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapping[PlanEntry, Choice]:
     """The backend to compare, by what it can serve beside this plan: the phases of attention, or moe as a whole.
 
     Raises :class:`~minisgl_core.errors.BackendError` with all reasons if there is none: a name in the config is strict.
@@ -96,14 +96,14 @@ def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapp
     query = plan_query(config, model, detect_device(config.device))
     role = config.shadow_role
     name = config.shadow[role]
-    slots = [Slot(role, phase=phase) for phase in PHASES] if role == "attention" else [Slot(role)]
-    found: dict[Slot, Choice] = {}
+    entries = [PlanEntry(role, phase=phase) for phase in PHASES] if role == "attention" else [PlanEntry(role)]
+    found: dict[PlanEntry, Choice] = {}
     reasons: list[str] = []
-    for slot in slots:
-        choice, why = choice_beside(plan, query, slot, name)
-        reasons.extend(f"{slot.phase or role}: {reason}" for reason in why)
+    for entry in entries:
+        choice, why = choice_beside(plan, query, entry, name)
+        reasons.extend(f"{entry.phase or role}: {reason}" for reason in why)
         if choice is not None:
-            found[slot] = choice
+            found[entry] = choice
     if not found:
         raise BackendError(
             f"the shadow {role} backend {name!r} cannot run beside this plan: {'; '.join(reasons)}",
@@ -111,6 +111,6 @@ def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapp
             value=name,
             remedy="name another, or none",
         )
-    for slot in (slot for slot in slots if slot not in found):
-        logger.warning("the shadow %s backend %s does not serve %s: %s", role, name, slot.phase, "; ".join(reasons))
+    for entry in (entry for entry in entries if entry not in found):
+        logger.warning("the shadow %s backend %s does not serve %s: %s", role, name, entry.phase, "; ".join(reasons))
     return found

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from minisgl_core.capsule.watch import Watcher
     from minisgl_core.modelconfig import ModelConfig
     from minisgl_core.plugin_api import KVPool, MoEExecutor, Phase, Role
-    from minisgl_core.registry import Plan, Slot
+    from minisgl_core.registry import Plan, PlanEntry
 
     from .config import EngineConfig
     from .setups import Setups
@@ -155,16 +155,16 @@ def _capsule_folder(config: EngineConfig) -> Path:
     return folder
 
 
-def _by_phase(choices: Mapping[Slot, Any], plan: Plan, setups: Setups) -> dict[Phase, PhaseBackend]:
+def _by_phase(choices: Mapping[PlanEntry, Any], plan: Plan, setups: Setups) -> dict[Phase, PhaseBackend]:
     built: dict[Any, PhaseBackend] = {}
     found: dict[Phase, PhaseBackend] = {}
-    for slot, choice in choices.items():
+    for entry, choice in choices.items():
         page_size = choice.page_size or plan.page_size
         key = (choice.label, page_size)
         if key not in built:
             built[key] = PhaseBackend(build(choice, setups.attention(page_size)), page_size, choice.label)
-        assert slot.phase is not None
-        found[slot.phase] = built[key]
+        assert entry.phase is not None
+        found[entry.phase] = built[key]
     return found
 
 

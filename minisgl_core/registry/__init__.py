@@ -4,7 +4,7 @@ from .build import build, fuses, load_class
 from .loader import discover
 from .plan import Bucket, Choice, Plan
 from .probe import detect_device
-from .query import DeviceFacts, PlanQuery, Slot, wants_graph
+from .query import DeviceFacts, PlanEntry, PlanQuery, wants_graph
 from .records import Candidate, PluginRecord, Registry
 from .resolve import resolve_plan
 
@@ -14,10 +14,10 @@ __all__ = [
     "Choice",
     "DeviceFacts",
     "Plan",
+    "PlanEntry",
     "PlanQuery",
     "PluginRecord",
     "Registry",
-    "Slot",
     "build",
     "detect_device",
     "discover",

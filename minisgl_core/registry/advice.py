@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from minisgl_core.plugin_api import MultipleOf, OneOf
 
 from .matching import fits
-from .query import ANY_KEY, STORING_OP, Joint, PlanQuery, Slot, need_of, short_windows
+from .query import ANY_KEY, STORING_OP, Joint, PlanEntry, PlanQuery, need_of, short_windows
 from .ranking import AUTO
 from .records import Candidate, Registry
 from .requirements import Environment
@@ -43,7 +43,7 @@ class Adviser:
     environment: Environment | None
     _solutions: dict[tuple[str, ...], Solution] = field(default_factory=dict, repr=False)
 
-    def would_allow(self, slot: Slot, verdict: Verdict, *, admitted: bool = True) -> tuple[str, ...]:
+    def would_allow(self, entry: PlanEntry, verdict: Verdict, *, admitted: bool = True) -> tuple[str, ...]:
         """The smallest changes (one setting, else two) under which a rejected candidate fits, each with what must be
         installed or named in any case. ``admitted``: may it be chosen without being named?
         """
@@ -54,37 +54,37 @@ class Adviser:
             return ()
         first = [_Change("install", reason.fix, {}) for reason in unmet]
         if codes & _NAMED or not admitted:
-            first.append(self._naming(slot, verdict.candidate))
+            first.append(self._naming(entry, verdict.candidate))
         if "writer" in codes:
-            first.append(self._naming(Slot("ops", op=STORING_OP), verdict.candidate))
-        changes = list(self._changes(verdict.candidate, slot))
+            first.append(self._naming(PlanEntry("ops", op=STORING_OP), verdict.candidate))
+        changes = list(self._changes(verdict.candidate, entry))
         for size in range(0 if first else 1, 3):
             groups = (group for group in itertools.combinations(changes, size) if _of_different_settings(group))
-            found = [some for group in groups if self._works(slot, verdict.candidate, some := [*first, *group])]
+            found = [some for group in groups if self._works(entry, verdict.candidate, some := [*first, *group])]
             if found:
                 return tuple(" and ".join(change.text for change in some) for some in found)
         return ()
 
-    def _naming(self, slot: Slot, candidate: Candidate) -> _Change:
+    def _naming(self, entry: PlanEntry, candidate: Candidate) -> _Change:
         value: Any
         name = candidate.typed_name
         if not candidate.qualified and any(
             other.distribution != candidate.distribution and other.spec.name == candidate.spec.name
-            for other in self.registry.candidates(slot.role)
+            for other in self.registry.candidates(entry.role)
             if not other.qualified
         ):
             name = f"{name}@{candidate.distribution}"
-        whole = self.query.backends.get(slot.role, AUTO)
-        if slot.op != STORING_OP and not isinstance(whole, Mapping):
-            text, value = f"backends.{slot.role}={name}", name
+        whole = self.query.backends.get(entry.role, AUTO)
+        if entry.op != STORING_OP and not isinstance(whole, Mapping):
+            text, value = f"backends.{entry.role}={name}", name
         else:
-            part = slot.label.partition(".")[2] or ANY_KEY
+            part = entry.label.partition(".")[2] or ANY_KEY
             table = {**(whole if isinstance(whole, Mapping) else {ANY_KEY: whole}), part: name}
-            text, value = f"backends.{slot.label}={name}", table
-        return _Change("name", text, {"backends": {**self.query.backends, slot.role: value}})
+            text, value = f"backends.{entry.label}={name}", table
+        return _Change("name", text, {"backends": {**self.query.backends, entry.role: value}})
 
-    def _changes(self, candidate: Candidate, slot: Slot) -> Iterator[_Change]:
-        """Every single change of a setting that a user can make and that this slot could notice."""
+    def _changes(self, candidate: Candidate, entry: PlanEntry) -> Iterator[_Change]:
+        """Every single change of a setting that a user can make and that this entry could notice."""
         query, joint = self.query, self.solution.joint
         for size in dict.fromkeys(size for box in candidate.spec.caps for size in _some_pages(box.page_sizes)):
             if size != joint.page_size:
@@ -95,20 +95,20 @@ class Adviser:
         if query.graph:
             yield _Change("graph", "cuda_graph_max_bs=0", {"graph": False})
         windows = short_windows(query)
-        if windows and slot.role == "attention":
+        if windows and entry.role == "attention":
             yield _Change("length", f"max_seq_len_override={min(windows)}", {"max_seq_len": min(windows)})
 
-    def _works(self, slot: Slot, candidate: Candidate, changes: list[_Change]) -> bool:
+    def _works(self, entry: PlanEntry, candidate: Candidate, changes: list[_Change]) -> bool:
         """Solve again with these changes: does it fit, and is nothing else in the way that was not before?"""
         query = self.query
         for change in changes:
             query = replace(query, **change.query)
-        if not self._could_fit(candidate, slot, query):
+        if not self._could_fit(candidate, entry, query):
             return False
         solution = self._solve(query, candidate, changes)
-        if solution.conflict and (slot in solution.conflict or set(solution.conflict) - self._unservable):
+        if solution.conflict and (entry in solution.conflict or set(solution.conflict) - self._unservable):
             return False
-        own = next(one for one in solution.fields if one.slot == slot)
+        own = next(one for one in solution.fields if one.entry == entry)
         fitting = own.verdicts(query, solution.joint)
         return any(verdict.candidate.key == candidate.key and not verdict.reasons for verdict in fitting)
 
@@ -123,20 +123,20 @@ class Adviser:
             self._solutions[key] = solve(query, self.registry, self.environment, struck)
         return self._solutions[key]
 
-    def _could_fit(self, candidate: Candidate, slot: Slot, query: PlanQuery) -> bool:
+    def _could_fit(self, candidate: Candidate, entry: PlanEntry, query: PlanQuery) -> bool:
         """A quick look before the whole solve."""
         page = 0 if query.page_size == AUTO else int(query.page_size)
         joint = Joint(page, self.solution.joint.kv_layout, query.graph and self.solution.joint.graph)
-        need = need_of(slot, query, joint)
+        need = need_of(entry, query, joint)
         return fits(candidate.spec, need if page else replace(need, page_size=None))
 
     @cached_property
-    def _unservable(self) -> frozenset[Slot]:
-        """The slots that have no backend at any joint values: advice about another slot cannot change that."""
+    def _unservable(self) -> frozenset[PlanEntry]:
+        """The entries that have no backend at any joint values: advice about another entry cannot change that."""
         fields, query = self.solution.fields, self.query
         domain = joint_domain(query, fields) if self.solution.conflict else []
         return frozenset(
-            one.slot for one in fields if domain and all(one.first_fit(query, joint) is None for joint in domain)
+            one.entry for one in fields if domain and all(one.first_fit(query, joint) is None for joint in domain)
         )
 
 

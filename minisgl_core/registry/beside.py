@@ -10,7 +10,7 @@ from .checks import run_checks
 from .loader import discover
 from .plan import Choice, Plan
 from .probe import run_probes
-from .query import Joint, PlanQuery, Slot
+from .query import Joint, PlanEntry, PlanQuery
 from .ranking import Selection
 from .records import Registry
 from .refusal import unknown_backend
@@ -24,22 +24,22 @@ __all__ = ["choice_beside"]
 def choice_beside(
     plan: Plan,
     query: PlanQuery,
-    slot: Slot,
+    entry: PlanEntry,
     name: str,
     registry: Registry | None = None,
     *,
     environment: Environment | None = None,
     prober: Prober = run_probes,
 ) -> tuple[Choice | None, Sequence[Reason]]:
-    """The backend ``name`` for a slot, on the pool of this plan and without graphs; or why it cannot serve there.
+    """The backend ``name`` for a plan entry, on the pool of this plan and without graphs; or why it cannot serve there.
 
     Raises :class:`~minisgl_core.errors.BackendError` for a name that nobody offers.
     """
     registry = registry or discover(allow=query.allow, deny=query.deny)
     joint = Joint(plan.page_size, plan.kv_layout, graph=False)
-    verdicts = verdicts_of(slot, Selection((name,)), query, joint, registry, environment or Installed())
+    verdicts = verdicts_of(entry, Selection((name,)), query, joint, registry, environment or Installed())
     if not verdicts:
-        raise unknown_backend(slot.role, name, query.device.kind, registry)
+        raise unknown_backend(entry.role, name, query.device.kind, registry)
     reasons: list[Reason] = []
     for verdict in verdicts:
         refused = verdict.reasons or _probed(verdict, query, joint, prober)

@@ -1,4 +1,4 @@
-"""Why this plan: every candidate of every slot with all its reasons, and what would have to change for it to fit."""
+"""Why this plan: every candidate of every entry with all its reasons, and what would have to change for it to fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisgl_core.plugin_api import Reason
 
 from .advice import Adviser
 from .plan import Plan
-from .query import PlanQuery, Slot
+from .query import PlanEntry, PlanQuery
 from .ranking import why_preferred
 from .records import Note, PluginRecord, Registry
 from .refusal import SEE_EXPLAIN, refusal
@@ -20,14 +20,14 @@ from .requirements import Environment, Installed, check_requirements
 from .resolve import check_query, plan_of, resolve_loop
 from .solve import Verdict
 
-__all__ = ["CandidateReport", "Explanation", "SlotReport", "explain"]
+__all__ = ["CandidateReport", "EntryReport", "Explanation", "explain"]
 
 Status = Literal["chosen", "fits", "rejected", "not named"]
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateReport:
-    """One candidate of one slot. ``not named`` means that the config's explicit names exclude it."""
+    """One candidate of one entry. ``not named`` means that the config's explicit names exclude it."""
 
     backend: str
     version: str
@@ -54,10 +54,10 @@ class CandidateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotReport:
-    """All candidates of one slot, best first."""
+class EntryReport:
+    """All candidates of one entry, best first."""
 
-    slot: Slot
+    entry: PlanEntry
     candidates: tuple[CandidateReport, ...]
 
     def usable(self) -> list[CandidateReport]:
@@ -66,7 +66,7 @@ class SlotReport:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
-        return {"slot": self.slot.label, "candidates": [item.to_json() for item in self.candidates]}
+        return {"entry": self.entry.label, "candidates": [item.to_json() for item in self.candidates]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Explanation:
     error: str
     page_size: int
     """The page size that the candidates were judged at."""
-    slots: tuple[SlotReport, ...]
+    entries: tuple[EntryReport, ...]
     failures: tuple[PluginRecord, ...]
     excluded: Mapping[str, str]
     """Distributions that the config keeps out, each with the list: their backends are no candidates."""
@@ -91,7 +91,7 @@ class Explanation:
             "plan": None if self.plan is None else self.plan.to_json(),
             "error": self.error or None,
             "page_size": self.page_size,
-            "slots": [item.to_json() for item in self.slots],
+            "entries": [item.to_json() for item in self.entries],
             "failed_plugins": {item.distribution: item.failure for item in self.failures},
             "excluded_plugins": dict(self.excluded),
             "notes": {item.distribution: item.text for item in self.notes},
@@ -120,7 +120,7 @@ def explain(
         plan=None if error else plan_of(query, solution),
         error="" if error is None else _without_itself(error),
         page_size=solution.joint.page_size,
-        slots=tuple(reporter.slots()),
+        entries=tuple(reporter.entries()),
         failures=registry.failures(),
         excluded=registry.excluded(),
         notes=registry.notes,
@@ -139,11 +139,11 @@ class _Reporter:
     here: Environment | None
     """This machine, if the question is about another."""
 
-    def slots(self) -> Iterator[SlotReport]:
+    def entries(self) -> Iterator[EntryReport]:
         query, solution = self.adviser.query, self.adviser.solution
         by_batch = solution.by_batch(query)
         for field in solution.fields:
-            chosen = {verdict.candidate.key for _, verdict in by_batch.get(field.slot, ())}
+            chosen = {verdict.candidate.key for _, verdict in by_batch.get(field.entry, ())}
             ranks = {item.candidate.key: (item.candidate, item.rank) for item in field.ranked}
             best = next((ranks[key] for key in ranks if key in chosen), None)
             reports = []
@@ -151,12 +151,12 @@ class _Reporter:
                 key = verdict.candidate.key
                 status: Status = "chosen" if key in chosen else "rejected" if verdict.reasons else "fits"
                 why = why_preferred(*best, *ranks[key]) if best and status == "fits" else ""
-                reports.append(self._report(field.slot, verdict, status, why))
+                reports.append(self._report(field.entry, verdict, status, why))
             outside = field.outsiders(query, solution.joint)
-            reports.extend(self._report(field.slot, verdict, "not named", "") for verdict in outside)
-            yield SlotReport(field.slot, tuple(reports))
+            reports.extend(self._report(field.entry, verdict, "not named", "") for verdict in outside)
+            yield EntryReport(field.entry, tuple(reports))
 
-    def _report(self, slot: Slot, verdict: Verdict, status: Status, preferred: str) -> CandidateReport:
+    def _report(self, entry: PlanEntry, verdict: Verdict, status: Status, preferred: str) -> CandidateReport:
         spec = verdict.candidate.spec
         missing = check_requirements(spec, self.here) if self.here is not None else []
         return CandidateReport(
@@ -165,6 +165,6 @@ class _Reporter:
             status=status,
             reasons=verdict.reasons,
             preferred=preferred,
-            would_allow=self.adviser.would_allow(slot, verdict, admitted=status != "not named"),
+            would_allow=self.adviser.would_allow(entry, verdict, admitted=status != "not named"),
             to_install=tuple(reason.fix or reason.wanted for reason in missing),
         )

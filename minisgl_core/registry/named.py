@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from minisgl_core.errors import ConfigError
 from minisgl_core.plugin_api import ROLES, Role
 
-from .query import ANY_KEY, PlanQuery, Slot, slots_of
+from .query import ANY_KEY, PlanEntry, PlanQuery, entries_of
 from .ranking import AUTO, selects
 from .records import Registry
 
@@ -46,9 +46,9 @@ def check_used(query: PlanQuery, registry: Registry) -> None:
     With ``auto`` behind it, a name is a preference: it may go unused, so a config that serves several models can have
     one. A name on a whole role that words on all its parts override is no mistake either.
     """
-    slots = slots_of(query)
+    entries = entries_of(query)
     for named in named_by(query.backends):
-        if AUTO not in named.names and not any(_means(named, slot, registry) for slot in slots):
+        if AUTO not in named.names and not any(_means(named, entry, registry) for entry in entries):
             wish = ", ".join(f'"{name}"' for name in (*named.names, AUTO))
             preference = f"{str(named).partition('=')[0]} = [{wish}]"
             raise ConfigError(
@@ -60,16 +60,16 @@ def check_used(query: PlanQuery, registry: Registry) -> None:
             )
 
 
-def _means(named: Named, slot: Slot, registry: Registry) -> bool:
-    """Could the named backends serve this slot, as far as the kind of the slot goes?"""
-    if slot.role != named.role:
+def _means(named: Named, entry: PlanEntry, registry: Registry) -> bool:
+    """Could the named backends serve this entry, as far as the kind of the entry goes?"""
+    if entry.role != named.role:
         return False
     if named.part != ANY_KEY:
-        return named.part == slot.label.partition(".")[2]
-    if slot.op is None:
+        return named.part == entry.label.partition(".")[2]
+    if entry.op is None:
         return True
     return any(
-        slot.op in box.ops
+        entry.op in box.ops
         for candidate in registry.candidates(named.role)
         if any(selects(name, candidate) for name in named.names)
         for box in candidate.spec.caps

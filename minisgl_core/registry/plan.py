@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import FUSABLE_OPS, GraphLevel, Phase, Role
 
-from .query import STORING_OP, Slot
+from .query import STORING_OP, PlanEntry
 from .records import CORE
 
 __all__ = ["Bucket", "Choice", "Plan"]
@@ -64,31 +64,31 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Where a choice applies: a slot, and for how many rows. ``batch`` is an inclusive range, None = every size."""
+    """Where a choice applies: a plan entry and a range of rows. ``batch`` is inclusive, None = every size."""
 
-    slot: Slot
+    entry: PlanEntry
     choice: Choice
     batch: tuple[int, int] | None = None
 
     @property
     def label(self) -> str:
         """Such as ``attention.decode``, or ``attention.decode[1-8]`` for some sizes only."""
-        return f"{self.slot.label}[{self.batch[0]}-{self.batch[1]}]" if self.batch else self.slot.label
+        return f"{self.entry.label}[{self.batch[0]}-{self.batch[1]}]" if self.batch else self.entry.label
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
-        return _plain({**self.slot._asdict(), "batch": self.batch, "choice": self.choice.to_json()})
+        return _plain({**self.entry._asdict(), "batch": self.batch, "choice": self.choice.to_json()})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Bucket:
         """The inverse of :meth:`to_json`."""
-        slot = Slot(data["role"], data["phase"], data["op"], _pair(data["shape"]))
-        return cls(slot, Choice.from_json(data["choice"]), _pair(data["batch"]))
+        entry = PlanEntry(data["role"], data["phase"], data["op"], _pair(data["shape"]))
+        return cls(entry, Choice.from_json(data["choice"]), _pair(data["batch"]))
 
 
 def _narrowness(bucket: Bucket) -> tuple[bool, float]:
     low, high = bucket.batch or (0, math.inf)
-    return bucket.slot.shape is not None, low - high
+    return bucket.entry.shape is not None, low - high
 
 
 def _pair(data: Iterable[int] | None) -> tuple[int, int] | None:
@@ -123,22 +123,22 @@ class Plan:
         shape: tuple[int, int] | None = None,
         batch: int | None = None,
     ) -> Choice:
-        """The backend of a slot; the narrowest bucket that covers it. Raises :class:`BackendError` if there is none."""
+        """The backend of the narrowest bucket that covers an entry. Raises :class:`BackendError` if there is none."""
         fitting = [
             bucket
             for bucket in self.buckets
-            if bucket.slot.role == role
-            and bucket.slot.phase in (None, phase)
-            and bucket.slot.op in (None, op)
-            and bucket.slot.shape in (None, shape)
+            if bucket.entry.role == role
+            and bucket.entry.phase in (None, phase)
+            and bucket.entry.op in (None, op)
+            and bucket.entry.shape in (None, shape)
             and (bucket.batch is None or (batch is not None and bucket.batch[0] <= batch <= bucket.batch[1]))
         ]
         if not fitting:
             raise BackendError(
-                f"the plan has no backend for {Slot(role, phase, op, shape).label}",
+                f"the plan has no backend for {PlanEntry(role, phase, op, shape).label}",
                 field=role,
                 value=op or phase,
-                remedy=f"it has {', '.join(sorted({bucket.slot.label for bucket in self.buckets}))}",
+                remedy=f"it has {', '.join(sorted({bucket.entry.label for bucket in self.buckets}))}",
             )
         return max(fitting, key=_narrowness).choice
 
@@ -151,11 +151,11 @@ class Plan:
     def by_batch(
         self, role: Role, *, phase: Phase | None = None, shape: tuple[int, int] | None = None
     ) -> list[tuple[int | None, Choice]]:
-        """A slot's choices as (largest number of rows, choice), ascending; the last has no largest number.
+        """A plan entry's choices as (largest number of rows, choice), ascending; the last has no largest number.
 
         Raises :class:`BackendError` for a number of rows without a choice, below the largest that is named.
         """
-        ranges = [bucket.batch for bucket in self.buckets if bucket.slot.role == role and bucket.batch is not None]
+        ranges = [bucket.batch for bucket in self.buckets if bucket.entry.role == role and bucket.batch is not None]
         starts = sorted({1, *(low for low, _ in ranges), *(high + 1 for _, high in ranges)})
         found: list[tuple[int | None, Choice]] = []
         for start, following in zip(starts, [*starts[1:], None], strict=True):
@@ -173,11 +173,11 @@ class Plan:
 
     def shapes(self, role: Role) -> list[tuple[int, int]]:
         """The weight shapes for which a role has choices of their own."""
-        return list(dict.fromkeys(b.slot.shape for b in self.buckets if b.slot.role == role and b.slot.shape))
+        return list(dict.fromkeys(b.entry.shape for b in self.buckets if b.entry.role == role and b.entry.shape))
 
     def choices(self, role: Role) -> tuple[Choice, ...]:
         """The distinct backends of a role, in the plan's order."""
-        found = [bucket.choice for bucket in self.buckets if bucket.slot.role == role]
+        found = [bucket.choice for bucket in self.buckets if bucket.entry.role == role]
         return tuple({json.dumps(choice.to_json()): choice for choice in found}.values())
 
     def fused(self, linear: Choice) -> frozenset[str]:

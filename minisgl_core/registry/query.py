@@ -16,12 +16,12 @@ __all__ = [
     "Joint",
     "ModelFacts",
     "Need",
+    "PlanEntry",
     "PlanQuery",
-    "Slot",
+    "entries_of",
     "need_of",
     "rank_heads",
     "short_windows",
-    "slots_of",
     "wants_graph",
     "weight_shape",
 ]
@@ -80,7 +80,7 @@ class PlanQuery:
     ``max_seq_len`` 0 means the model's own limit, ``kv_dtype`` ``"auto"`` the model's dtype. ``backends`` maps a role
     to ``"auto"``, a name, an ordered list of names, or a table by phase (attention), operation (ops) or ``NxK`` shape
     (linear). A name may be narrowed to ``name/variant`` and ``name@distribution``. ``options`` are by ``"ROLE:NAME"``.
-    ``calibration`` maps a slot such as ``attention.decode`` to measured costs by backend name (lower is better);
+    ``calibration`` maps a plan entry such as ``attention.decode`` to measured costs by backend name (lower is better);
     ``calibration_by_batch`` has them by number of rows too: (largest number, costs), ascending, the last without one.
     Where the cheapest backend changes with the number of rows, so does the plan's choice.
     """
@@ -121,7 +121,7 @@ def wants_graph(cuda_graph_max_bs: int | None, device: DeviceFacts) -> bool:
     return device.kind == "cuda" if cuda_graph_max_bs is None else cuda_graph_max_bs > 0
 
 
-class Slot(NamedTuple):
+class PlanEntry(NamedTuple):
     """One decision of a plan: a role, narrowed where the role is resolved piece by piece."""
 
     role: Role
@@ -151,7 +151,7 @@ class Joint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one slot asks of a backend's caps. None (or an empty set) means that it does not ask."""
+    """What one entry asks of a backend's caps. None (or an empty set) means that it does not ask."""
 
     device: DeviceFacts | None = None
     dtype: str | None = None
@@ -193,21 +193,21 @@ def rank_heads(query: PlanQuery) -> tuple[int, int]:
     return q_heads // tp, max(kv_heads // tp, 1)
 
 
-def slots_of(query: PlanQuery) -> list[Slot]:
+def entries_of(query: PlanQuery) -> list[PlanEntry]:
     """Every decision that a plan for this query holds, in the order in which solutions are compared."""
     moe = query.model.moe is not None
     return [
-        Slot("attention", phase="decode"),
-        Slot("attention", phase="prefill"),
-        Slot("kv"),
-        Slot("graph"),
-        *([Slot("moe")] if moe else []),
-        *(Slot("ops", op=name) for name in OP_NAMES if moe or name != "route"),
-        Slot("linear"),
-        *(Slot("linear", shape=shape) for shape in _linear_shapes(query)),
-        Slot("comm"),
-        Slot("platform"),
-        Slot("models"),
+        PlanEntry("attention", phase="decode"),
+        PlanEntry("attention", phase="prefill"),
+        PlanEntry("kv"),
+        PlanEntry("graph"),
+        *([PlanEntry("moe")] if moe else []),
+        *(PlanEntry("ops", op=name) for name in OP_NAMES if moe or name != "route"),
+        PlanEntry("linear"),
+        *(PlanEntry("linear", shape=shape) for shape in _linear_shapes(query)),
+        PlanEntry("comm"),
+        PlanEntry("platform"),
+        PlanEntry("models"),
     ]
 
 
@@ -235,10 +235,10 @@ def weight_shape(text: str) -> tuple[int, int] | None:
     return int(n), int(k)
 
 
-def need_of(slot: Slot, query: PlanQuery, joint: Joint) -> Need:
-    """What this slot asks for; the roles' rules are those of the table in :class:`minisgl_core.plugin_api.Caps`."""
+def need_of(entry: PlanEntry, query: PlanQuery, joint: Joint) -> Need:
+    """What this entry asks for; the roles' rules are those of the table in :class:`minisgl_core.plugin_api.Caps`."""
     device, dtype, capture = query.device, query.dtype, joint.graph
-    if slot.role == "attention":
+    if entry.role == "attention":
         q_heads, kv_heads = rank_heads(query)
         return Need(
             device=device,
@@ -248,11 +248,11 @@ def need_of(slot: Slot, query: PlanQuery, joint: Joint) -> Need:
             gqa_ratio=q_heads // kv_heads,
             page_size=joint.page_size,
             kv_layout=joint.kv_layout,
-            phase=slot.phase,
-            capture=capture and slot.phase == "decode",
+            phase=entry.phase,
+            capture=capture and entry.phase == "decode",
             features=frozenset({"window"}) if short_windows(query) else frozenset(),
         )
-    if slot.role == "kv" or slot.op == STORING_OP:
+    if entry.role == "kv" or entry.op == STORING_OP:
         return Need(
             device=device,
             dtype=dtype,
@@ -261,18 +261,18 @@ def need_of(slot: Slot, query: PlanQuery, joint: Joint) -> Need:
             page_size=joint.page_size,
             kv_layout=joint.kv_layout,
             capture=capture,
-            op=slot.op,
+            op=entry.op,
         )
-    if slot.role == "graph":
+    if entry.role == "graph":
         return Need(device=device, capture=capture, no_capture=query.graph and not capture)
-    if slot.role == "comm":
+    if entry.role == "comm":
         return Need(device=device, dtype=dtype, capture=capture and query.tp_size > 1)
-    if slot.role == "platform":
+    if entry.role == "platform":
         return Need(device=device)
-    if slot.role == "models":
+    if entry.role == "models":
         return Need(architecture=query.model.architecture)
-    weight_format = "plain" if slot.role == "linear" else None
-    return Need(device=device, dtype=dtype, capture=capture, op=slot.op, format=weight_format)
+    weight_format = "plain" if entry.role == "linear" else None
+    return Need(device=device, dtype=dtype, capture=capture, op=entry.op, format=weight_format)
 
 
 def short_windows(query: PlanQuery) -> list[int]:

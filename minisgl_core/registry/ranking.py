@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from minisgl_core.errors import ConfigError, nearest
 from minisgl_core.plugin_api import OP_NAMES, ROLES
 
-from .query import ANY_KEY, PlanQuery, Slot, weight_shape
+from .query import ANY_KEY, PlanEntry, PlanQuery, weight_shape
 from .records import Candidate
 
 __all__ = [
@@ -32,7 +32,7 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the config says about one slot: backend names in order of preference; empty means ``auto``."""
+    """What the config says about one entry: backend names in order of preference; empty means ``auto``."""
 
     names: tuple[str, ...] = ()
 
@@ -71,11 +71,11 @@ def selects(text: str, candidate: Candidate) -> bool:
     return canonicalize_name(distribution) == canonicalize_name(candidate.distribution)
 
 
-def selection_of(slot: Slot, query: PlanQuery) -> Selection:
-    """The config's word on a slot; :func:`check_backends` has accepted the config."""
-    value = query.backends.get(slot.role, AUTO)
+def selection_of(entry: PlanEntry, query: PlanQuery) -> Selection:
+    """The config's word on a plan entry; :func:`check_backends` has accepted the config."""
+    value = query.backends.get(entry.role, AUTO)
     if isinstance(value, Mapping):
-        part = slot.label.partition(".")[2] or ANY_KEY
+        part = entry.label.partition(".")[2] or ANY_KEY
         value = value.get(part, value.get(ANY_KEY, AUTO))
     names = (value,) if isinstance(value, str) else tuple(value)
     return Selection(() if names == (AUTO,) else names)
@@ -126,7 +126,7 @@ def measured_cost(costs: Mapping[str, float], candidate: Candidate) -> float:
 
 
 class Rank(NamedTuple):
-    """Sorts the candidates of a slot, best first; a field decides where those before it are equal."""
+    """Sorts the candidates of a plan entry, best first; a field decides where those before it are equal."""
 
     place: int
     """In the config's list of names"""
@@ -144,19 +144,19 @@ class Rank(NamedTuple):
 
 
 def rank_of(
-    slot: Slot, candidate: Candidate, selection: Selection, query: PlanQuery, trusted: Collection[str] = ()
+    entry: PlanEntry, candidate: Candidate, selection: Selection, query: PlanQuery, trusted: Collection[str] = ()
 ) -> Rank:
     """The rank of a candidate that the selection admits. Variants of a name that config gives keep their plugin's order
-    and nothing else counts. ``trusted``: distributions that count as incumbents in this slot.
+    and nothing else counts. ``trusted``: distributions that count as incumbents in this entry.
     """
     spec, place = candidate.spec, selection.place(candidate) or 0
     if selection.names_it(candidate):
         return Rank(place, False, False, math.inf, 0, "", "", candidate.index)
-    cost = measured_cost((query.calibration or {}).get(slot.label, {}), candidate)
+    cost = measured_cost((query.calibration or {}).get(entry.label, {}), candidate)
     named = candidate.distribution in trusted or canonicalize_name(candidate.distribution) in map(
         canonicalize_name, query.allow or ()
     )
-    unseeded = slot.op == "sample" and not any(box.per_row_seed for box in spec.caps)
+    unseeded = entry.op == "sample" and not any(box.per_row_seed for box in spec.caps)
     newcomer = not (candidate.incumbent or named or cost < math.inf)
     return Rank(place, newcomer, unseeded, cost, spec.tier, spec.name, candidate.distribution, candidate.index)
 

@@ -1,4 +1,4 @@
-"""Error texts of resolving: which slots have no backend, every candidate's reasons, and what to install."""
+"""Error texts of resolving: which entries have no backend, every candidate's reasons, and what to install."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisgl_core.plugin_api import Reason, Role
 
 from .advice import Adviser
 from .index import brings, serving
-from .query import PlanQuery, Slot
+from .query import PlanEntry, PlanQuery
 from .records import Registry, exclusion_lines
 from .requirements import Environment
 from .solve import Field, Solution, Verdict
@@ -58,7 +58,7 @@ def refusal(query: PlanQuery, solution: Solution, registry: Registry, environmen
     """The error for a query without a solution: its smallest conflict, and below it the reasons of each candidate with
     what would allow it.
     """
-    fields = [field for field in solution.fields if field.slot in solution.conflict]
+    fields = [field for field in solution.fields if field.entry in solution.conflict]
     if _is_unsupported(fields, query, solution):
         return _unsupported_architecture(fields[0], query)
     message = _headline(fields, query)
@@ -74,7 +74,7 @@ def refusal(query: PlanQuery, solution: Solution, registry: Registry, environmen
         message = named.message
     return BackendError(
         message,
-        field=fields[0].slot.label,
+        field=fields[0].entry.label,
         value=fields[0].selection.names or None,
         remedy="" if absent else named.remedy if named else _remedy(query, fields, registry),
         details=details,
@@ -82,7 +82,7 @@ def refusal(query: PlanQuery, solution: Solution, registry: Registry, environmen
 
 
 def _headline(fields: Sequence[Field], query: PlanQuery) -> str:
-    labels = " and ".join(field.slot.label for field in fields)
+    labels = " and ".join(field.entry.label for field in fields)
     what = f"{query.model.architecture} in {query.dtype} on {query.device}"
     if len(fields) > 1:
         return f"no page size, KV layout and graph level serve {labels} together for {what}"
@@ -95,15 +95,15 @@ class _NamedInVain(NamedTuple):
 
 
 def _named(fields: Sequence[Field], query: PlanQuery, solution: Solution, registry: Registry) -> _NamedInVain | None:
-    """What to say first where config names the backends of a slot, so that no other was considered."""
+    """What to say first where config names the backends of a plan entry, so that no other was considered."""
     field = next((field for field in fields if not field.selection.auto), None)
     if field is None:
         return None
-    names, role = field.selection.names, field.slot.role
+    names, role = field.selection.names, field.entry.role
     others = [
         {item.candidate.typed_name: None for item in other.outsiders(query, solution.joint) if not item.reasons}
         for other in solution.fields
-        if other.slot.role == role and other.selection == field.selection
+        if other.entry.role == role and other.selection == field.selection
     ]
     shared = [name for name in others[0] if all(name in names for names in others)]
     use = f", or use {' or '.join(shared)}" if shared else ""
@@ -131,7 +131,7 @@ def _lack(verdicts: Sequence[Verdict]) -> str:
 
 def _is_unsupported(fields: Sequence[Field], query: PlanQuery, solution: Solution) -> bool:
     """Does no model class serve the architecture, whatever else they lack?"""
-    return fields[0].slot.role == "models" and all(
+    return fields[0].entry.role == "models" and all(
         any(reason.code == "architecture" for reason in verdict.reasons)
         for verdict in fields[0].verdicts(query, solution.joint)
     )
@@ -152,12 +152,12 @@ def _absent_plugins(
 ) -> tuple[str, ...]:
     """This project's plugins for the device, if none of them is here and nothing else is meant for that device."""
     kind = query.device.kind
-    roles = {field.slot.role for field in solution.fields}
+    roles = {field.entry.role for field in solution.fields}
     packages = serving(kind, *roles)
     if not {plugin.distribution for plugin in registry.plugins}.isdisjoint(packages):
         return ()
     lacking = any(
-        serving(kind, field.slot.role)
+        serving(kind, field.entry.role)
         and all(
             any(reason.code in ("device", "stand_in") for reason in verdict.reasons)
             for verdict in field.verdicts(query, solution.joint)
@@ -171,20 +171,20 @@ def _details(fields: Sequence[Field], adviser: Adviser) -> Iterator[str]:
     """A line for each candidate."""
     for field in fields:
         verdicts = field.verdicts(adviser.query, adviser.solution.joint)
-        head = f"{field.slot.label}: " if len(fields) > 1 else ""
+        head = f"{field.entry.label}: " if len(fields) > 1 else ""
         if not verdicts:
             yield f"{head}none is installed"
         for verdict in verdicts:
             why = ", ".join(map(str, verdict.reasons)) or "fits alone"
-            advice = " or ".join(text for text in adviser.would_allow(field.slot, verdict) if text not in why)
+            advice = " or ".join(text for text in adviser.would_allow(field.entry, verdict) if text not in why)
             yield f"{head}{verdict.candidate.label}: {why}{f' ({advice} would do)' if advice else ''}"
 
 
 def _remedy(query: PlanQuery, fields: Iterable[Field], registry: Registry) -> str:
     for field in fields:
-        kept_out = not registry.excluded().keys().isdisjoint(serving(query.device.kind, field.slot.role))
+        kept_out = not registry.excluded().keys().isdisjoint(serving(query.device.kind, field.entry.role))
         if kept_out or all(_needs_install(item.static) for item in field.ranked):
-            return _install_for(field.slot, query, registry)
+            return _install_for(field.entry, query, registry)
     return SEE_EXPLAIN
 
 
@@ -192,9 +192,9 @@ def _needs_install(reasons: Iterable[Reason]) -> bool:
     return any(reason.code in ("requires", "stand_in") for reason in reasons)
 
 
-def _install_for(slot: Slot, query: PlanQuery, registry: Registry) -> str:
-    packages = serving(query.device.kind, slot.role)
-    if slot.role == "models":
+def _install_for(entry: PlanEntry, query: PlanQuery, registry: Registry) -> str:
+    packages = serving(query.device.kind, entry.role)
+    if entry.role == "models":
         return f"install a plugin with a model for {query.model.architecture}, or use a model of a known architecture"
     return _pip(packages, registry) or SEE_EXPLAIN
 

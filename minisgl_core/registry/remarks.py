@@ -37,7 +37,7 @@ def _grouped(remarks: Iterator[tuple[str, str]]) -> Iterator[str]:
 def _idle_graph_runner(query: PlanQuery, solution: Solution) -> Iterator[str]:
     """A named graph runner records nothing where no graphs are requested."""
     named = any(one.role == "graph" and AUTO not in one.names for one in named_by(query.backends))
-    runner = next((verdict for slot, verdict in solution.chosen.items() if slot.role == "graph"), None)
+    runner = next((verdict for entry, verdict in solution.chosen.items() if entry.role == "graph"), None)
     if query.graph or not named or runner is None or runner.box is None or runner.box.graph == "never":
         return
     name = runner.candidate.typed_name
@@ -49,15 +49,15 @@ def _idle_graph_runner(query: PlanQuery, solution: Solution) -> Iterator[str]:
 
 def _shared_seeds(solution: Solution) -> Iterator[str]:
     """A named sampler that does not keep a seed for each row; ``auto`` prefers one that does."""
-    for slot, verdict in solution.chosen.items():
-        if slot.op == "sample" and verdict.box is not None and not verdict.box.per_row_seed:
+    for entry, verdict in solution.chosen.items():
+        if entry.op == "sample" and verdict.box is not None and not verdict.box.per_row_seed:
             what = "keeps no seed for each row, so what a seeded request draws depends on its batch"
-            yield f"{slot.label}: {verdict.candidate.label} {what}"
+            yield f"{entry.label}: {verdict.candidate.label} {what}"
 
 
 def _left_to_auto(solution: Solution) -> Iterator[tuple[Field, Verdict]]:
     for field in solution.fields:
-        taken = solution.chosen.get(field.slot)
+        taken = solution.chosen.get(field.entry)
         if taken is not None and not field.selection.names_it(taken.candidate):
             yield field, taken
 
@@ -72,7 +72,7 @@ def _stand_ins(query: PlanQuery, solution: Solution) -> Iterator[tuple[str, str]
                 break
             if item.static and verdict.reasons == item.static and not item.candidate.spec.stand_in:
                 why = f"{item.candidate.label} cannot run here ({'; '.join(map(str, item.static))})"
-                yield field.slot.role, f"{taken.candidate.label} is slow, and only used because {why}"
+                yield field.entry.role, f"{taken.candidate.label} is slow, and only used because {why}"
 
 
 def _last_resorts(query: PlanQuery, solution: Solution) -> Iterator[tuple[str, str]]:
@@ -85,7 +85,7 @@ def _last_resorts(query: PlanQuery, solution: Solution) -> Iterator[tuple[str, s
         if rivals:
             why = (f"{rival.candidate.label} ({'; '.join(map(str, rival.reasons))})" for rival in rivals)
             what = f"{taken.candidate.label} serves as a last resort, because nothing else fits: {', '.join(why)}"
-            yield field.slot.label, what
+            yield field.entry.label, what
 
 
 def _is_rival(verdict: Verdict) -> bool:

@@ -19,7 +19,7 @@ from .named import check_used, named_by
 from .options import check_options, options_for
 from .plan import Bucket, Choice, Plan
 from .probe import ProbeRequest, run_probes
-from .query import Joint, PlanQuery, Slot, rank_heads
+from .query import Joint, PlanEntry, PlanQuery, rank_heads
 from .ranking import AUTO, check_backends, selects
 from .records import Candidate, PluginRecord, Registry
 from .refusal import refusal, unknown_backend
@@ -130,20 +130,20 @@ def plan_of(query: PlanQuery, solution: Solution) -> Plan:
         core_version=__version__,
         buckets=tuple(
             bucket
-            for slot, verdicts in solution.by_batch(query).items()
-            for bucket in _buckets(slot, verdicts, query, solution.joint.page_size)
+            for entry, verdicts in solution.by_batch(query).items()
+            for bucket in _buckets(entry, verdicts, query, solution.joint.page_size)
         ),
         fallbacks=_fallbacks(query, solution),
     )
 
 
 def _buckets(
-    slot: Slot, verdicts: Sequence[tuple[int | None, Verdict]], query: PlanQuery, pool_page_size: int
+    entry: PlanEntry, verdicts: Sequence[tuple[int | None, Verdict]], query: PlanQuery, pool_page_size: int
 ) -> list[Bucket]:
     buckets, low = [], 1
     for largest, verdict in verdicts:
         rows = None if largest is None else (low, largest)
-        buckets.append(Bucket(slot, choice_of(verdict, query, pool_page_size), rows))
+        buckets.append(Bucket(entry, choice_of(verdict, query, pool_page_size), rows))
         low = (largest or low) + 1
     return buckets
 
@@ -174,12 +174,12 @@ def choice_of(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice
 def _fallbacks(query: PlanQuery, solution: Solution) -> tuple[str, ...]:
     lines = []
     for field in solution.fields:
-        taken = solution.chosen[field.slot].candidate
+        taken = solution.chosen[field.entry].candidate
         place = field.selection.place(taken) or 0
         for verdict in field.verdicts(query, solution.joint) if place else ():
             if (field.selection.place(verdict.candidate) or 0) < place:
                 why = "; ".join(str(reason) for reason in verdict.reasons) or "it does not go with the other choices"
-                lines.append(f"{field.slot.label}: {verdict.candidate.label} cannot run ({why}); using {taken.label}")
+                lines.append(f"{field.entry.label}: {verdict.candidate.label} cannot run ({why}); using {taken.label}")
     return tuple(lines)
 
 

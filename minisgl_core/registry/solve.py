@@ -1,6 +1,6 @@
-"""The joint solve: one backend per slot, all of them agreeing on page size, KV layout and graph level.
+"""The joint solve: one backend per entry, all of them agreeing on page size, KV layout and graph level.
 
-A pure function of query, candidates and environment. Once the joint values are fixed the slots do not depend on each
+A pure function of query, candidates and environment. Once the joint values are fixed the entries do not depend on each
 other, so each assignment of the joint values has one best solution; the best of those, compared role by role, wins.
 """
 
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, OneOf, Reason
 
 from .matching import fits, match
-from .query import STORING_OP, Joint, PlanQuery, Slot, need_of, slots_of
+from .query import STORING_OP, Joint, PlanEntry, PlanQuery, entries_of, need_of
 from .ranking import AUTO, Rank, Selection, measured_cost, rank_of, selection_of
 from .records import CORE, Candidate, Registry
 from .requirements import Environment, check_requirements
@@ -32,7 +32,7 @@ _LARGEST_PAGE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One candidate in one slot at given joint values: the box that fits, or why none does."""
+    """One candidate in one entry at given joint values: the box that fits, or why none does."""
 
     candidate: Candidate
     box: Caps | None
@@ -40,7 +40,7 @@ class Verdict:
 
 
 class Ranked(NamedTuple):
-    """A candidate of one slot, its rank, and the reasons that no joint value can remove."""
+    """A candidate of one entry, its rank, and the reasons that no joint value can remove."""
 
     candidate: Candidate
     rank: Rank
@@ -49,9 +49,9 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class Field:
-    """The candidates of one slot, best first."""
+    """The candidates of one entry, best first."""
 
-    slot: Slot
+    entry: PlanEntry
     selection: Selection
     ranked: tuple[Ranked, ...]
     outside: tuple[Ranked, ...] = ()
@@ -67,7 +67,7 @@ class Field:
 
     def first_fit(self, query: PlanQuery, joint: Joint) -> int | None:
         """The place of the best candidate that fits, among :meth:`verdicts`."""
-        need = need_of(self.slot, query, joint)
+        need = need_of(self.entry, query, joint)
         exact = replace(need, exact=True)
         for place, (candidate, _, static) in enumerate(self.ranked):
             named = self.selection.names_it(candidate)
@@ -79,7 +79,7 @@ class Field:
 
     def _judge(self, item: Ranked, selection: Selection, query: PlanQuery, joint: Joint) -> Verdict:
         candidate, _, static = item
-        need = need_of(self.slot, query, joint)
+        need = need_of(self.entry, query, joint)
         box, reasons = match(candidate.spec, replace(need, exact=not selection.names_it(candidate)))
         if self._bypasses(candidate, joint):
             wanted, found = f"one that stores through {joint.writer}'s kv backend", "it writes the pool itself"
@@ -88,11 +88,11 @@ class Field:
 
     def _bypasses(self, candidate: Candidate, joint: Joint) -> bool:
         """Would it write the pool although config names a kv backend of another distribution for that?"""
-        return bool(self.slot.op == STORING_OP and joint.writer and candidate.distribution not in (joint.writer, CORE))
+        return bool(self.entry.op == STORING_OP and joint.writer and candidate.distribution not in (joint.writer, CORE))
 
     def _is_not_writer(self, candidate: Candidate, joint: Joint) -> bool:
         """Is it a kv backend other than the one that these joint values are about?"""
-        if self.slot.role != "kv" or joint.writer is None:
+        if self.entry.role != "kv" or joint.writer is None:
             return False
         return joint.writer != (candidate.distribution if self.selection.names_it(candidate) else "")
 
@@ -103,24 +103,24 @@ def _named(candidate: Candidate) -> Selection:
 
 @dataclass(frozen=True)
 class Solution:
-    """What the solve found: a verdict per slot, or the slots that cannot be served together."""
+    """What the solve found: a verdict per entry, or the entries that cannot be served together."""
 
     joint: Joint
-    chosen: Mapping[Slot, Verdict]
+    chosen: Mapping[PlanEntry, Verdict]
     fields: tuple[Field, ...]
-    conflict: tuple[Slot, ...] = ()
+    conflict: tuple[PlanEntry, ...] = ()
     struck: Struck = field(default_factory=dict)
 
-    def by_batch(self, query: PlanQuery) -> dict[Slot, list[tuple[int | None, Verdict]]]:
-        """The chosen backend of every slot as (largest number of rows, verdict), the last without one.
+    def by_batch(self, query: PlanQuery) -> dict[PlanEntry, list[tuple[int | None, Verdict]]]:
+        """The chosen backend of every entry as (largest number of rows, verdict), the last without one.
 
         Several only where the config leaves the choice open and another backend that fits was measured to be cheaper.
         """
-        fields = {field.slot: field for field in self.fields}
-        return {slot: self._by_batch(fields[slot], taken, query) for slot, taken in self.chosen.items()}
+        fields = {field.entry: field for field in self.fields}
+        return {entry: self._by_batch(fields[entry], taken, query) for entry, taken in self.chosen.items()}
 
     def _by_batch(self, field: Field, taken: Verdict, query: PlanQuery) -> list[tuple[int | None, Verdict]]:
-        measured = query.calibration_by_batch.get(field.slot.label, ())
+        measured = query.calibration_by_batch.get(field.entry.label, ())
         if not measured or field.selection.names_it(taken.candidate):
             return [(None, taken)]
         place = field.selection.place(taken.candidate)
@@ -144,7 +144,7 @@ class Solution:
 def solve(
     query: PlanQuery, registry: Registry, environment: Environment | None, struck: Struck | None = None
 ) -> Solution:
-    """Find the best solution; ``conflict`` of the result names the smallest set of slots that has none.
+    """Find the best solution; ``conflict`` of the result names the smallest set of entries that has none.
 
     The best one needs the fewest newcomers: installing another distribution changes nothing where none is needed.
     """
@@ -155,7 +155,7 @@ def solve(
     if not solved:
         conflict = _smallest_conflict(list(table.values()))
         joint = _nearest_joint(table, conflict)
-        return Solution(joint, {}, fields, tuple(fields[index].slot for index in conflict), struck)
+        return Solution(joint, {}, fields, tuple(fields[index].entry for index in conflict), struck)
 
     def newcomers(joint: Joint) -> int:
         return sum(field.ranked[place].rank.newcomer for field, place in zip(fields, solved[joint], strict=True))
@@ -163,7 +163,7 @@ def solve(
     # joint_domain lists the preferred values first and min() keeps the first of equals
     best = min(solved, key=lambda joint: (query.graph and not joint.graph, newcomers(joint), solved[joint]))
     places = zip(fields, solved[best], strict=True)
-    chosen = {field.slot: field.verdicts(query, best)[place] for field, place in places}
+    chosen = {field.entry: field.verdicts(query, best)[place] for field, place in places}
     return Solution(best, chosen, fields, (), struck)
 
 
@@ -174,20 +174,24 @@ def _places(found: Iterable[int | None]) -> list[int]:
 def fields_of(
     query: PlanQuery, registry: Registry, environment: Environment | None, struck: Struck
 ) -> tuple[Field, ...]:
-    """The candidates of every slot, ranked, with their static reasons."""
-    static, kv = _StaticReasons(query, environment, struck), selection_of(Slot("kv"), query)
+    """The candidates of every entry, ranked, with their static reasons."""
+    static, kv = _StaticReasons(query, environment, struck), selection_of(PlanEntry("kv"), query)
     writers = {item.distribution for item in registry.candidates("kv") if kv.names_it(item)}
     return tuple(
-        _field(slot, query, registry.candidates(slot.role), static, writers if slot.op == STORING_OP else ())
-        for slot in slots_of(query)
+        _field(entry, query, registry.candidates(entry.role), static, writers if entry.op == STORING_OP else ())
+        for entry in entries_of(query)
     )
 
 
 def _field(
-    slot: Slot, query: PlanQuery, candidates: Sequence[Candidate], static: _StaticReasons, trusted: Collection[str]
+    entry: PlanEntry,
+    query: PlanQuery,
+    candidates: Sequence[Candidate],
+    static: _StaticReasons,
+    trusted: Collection[str],
 ) -> Field:
-    """One slot's candidates: those that the config admits, and the others."""
-    selection = _narrow(slot, query, candidates)
+    """One entry's candidates: those that the config admits, and the others."""
+    selection = _narrow(entry, query, candidates)
     owners: dict[str, set[str]] = {}
     for item in candidates:
         if not item.qualified:
@@ -195,23 +199,23 @@ def _field(
 
     def ranked(item: Candidate, by: Selection) -> Ranked:
         return Ranked(
-            item, rank_of(slot, item, by, query, trusted), static.of(item, by, owners.get(item.spec.name, ()))
+            item, rank_of(entry, item, by, query, trusted), static.of(item, by, owners.get(item.spec.name, ()))
         )
 
     admitted = [ranked(item, selection) for item in candidates if selection.place(item) is not None]
     outside = [ranked(item, _named(item)) for item in candidates if selection.place(item) is None]
-    return Field(slot, selection, tuple(sorted(admitted, key=lambda item: item.rank)), tuple(outside))
+    return Field(entry, selection, tuple(sorted(admitted, key=lambda item: item.rank)), tuple(outside))
 
 
-def _narrow(slot: Slot, query: PlanQuery, candidates: Sequence[Candidate]) -> Selection:
+def _narrow(entry: PlanEntry, query: PlanQuery, candidates: Sequence[Candidate]) -> Selection:
     """A backend named for all operations serves those that it offers; the others stay ``auto``. Where config names the
     kv backend too, that one writes the pool, unless the storing operation itself is named.
     """
-    selection, value = selection_of(slot, query), query.backends.get("ops")
-    if slot.op is None or selection.auto or (isinstance(value, Mapping) and slot.op in value):
+    selection, value = selection_of(entry, query), query.backends.get("ops")
+    if entry.op is None or selection.auto or (isinstance(value, Mapping) and entry.op in value):
         return selection
-    offers = any(selection.names_it(item) and any(slot.op in box.ops for box in item.spec.caps) for item in candidates)
-    if slot.op == STORING_OP and offers and not selection_of(Slot("kv"), query).auto:
+    offers = any(selection.names_it(item) and any(entry.op in box.ops for box in item.spec.caps) for item in candidates)
+    if entry.op == STORING_OP and offers and not selection_of(PlanEntry("kv"), query).auto:
         return Selection((*selection.names, AUTO))
     return selection if offers else Selection()
 
@@ -240,16 +244,16 @@ class _StaticReasons:
 
 
 def verdicts_of(
-    slot: Slot, selection: Selection, query: PlanQuery, joint: Joint, registry: Registry, environment: Environment
+    entry: PlanEntry, selection: Selection, query: PlanQuery, joint: Joint, registry: Registry, environment: Environment
 ) -> list[Verdict]:
-    """The backends that a selection admits to a slot, judged at these joint values; its own names aside."""
+    """The backends that a selection admits to a plan entry, judged at these joint values; its own names aside."""
     static = _StaticReasons(query, environment, {})
-    admitted = [item for item in registry.candidates(slot.role) if selection.place(item) is not None]
+    admitted = [item for item in registry.candidates(entry.role) if selection.place(item) is not None]
     owners = {item.distribution for item in admitted}
     ranked = [
-        Ranked(item, rank_of(slot, item, selection, query), static.of(item, selection, owners)) for item in admitted
+        Ranked(item, rank_of(entry, item, selection, query), static.of(item, selection, owners)) for item in admitted
     ]
-    return Field(slot, selection, tuple(ranked)).verdicts(query, joint)
+    return Field(entry, selection, tuple(ranked)).verdicts(query, joint)
 
 
 def joint_domain(query: PlanQuery, fields: Sequence[Field]) -> list[Joint]:
@@ -257,7 +261,7 @@ def joint_domain(query: PlanQuery, fields: Sequence[Field]) -> list[Joint]:
     specs = [item.candidate.spec for field in fields for item in field.ranked]
     pages = [query.page_size] if query.page_size != "auto" else _page_sizes(specs)
     layouts = _layouts(query, fields)
-    runners = next((field for field in fields if field.slot.role == "graph"), None)
+    runners = next((field for field in fields if field.entry.role == "graph"), None)
     named_runner = runners is not None and bool(runners.selection.names)
     graphs = [True, False] if query.graph and named_runner else [query.graph]
     some = itertools.product(_writers(query, fields), graphs, layouts, pages)
@@ -274,7 +278,7 @@ def _writers(query: PlanQuery, fields: Sequence[Field]) -> list[str | None]:
     found = [
         item.candidate.distribution if field.selection.names_it(item.candidate) else ""
         for field in fields
-        if field.slot.role == "kv"
+        if field.entry.role == "kv"
         for item in field.ranked
     ]
     return list(dict.fromkeys(found)) or [None]
@@ -297,13 +301,13 @@ def _page_sizes(specs: Sequence[BackendSpec]) -> list[int]:
 
 def _layouts(query: PlanQuery, fields: Sequence[Field]) -> list[str]:
     """The pool layouts that the engine can allocate, in the order of the best-ranked attention backend's preference."""
-    first = next((field.ranked[0] for field in fields if field.slot.role == "attention" and field.ranked), None)
+    first = next((field.ranked[0] for field in fields if field.entry.role == "attention" and field.ranked), None)
     preferred = [layout for box in first.candidate.spec.caps for layout in box.kv_layouts] if first is not None else []
     return list(dict.fromkeys([*(layout for layout in preferred if layout in query.kv_layouts), *query.kv_layouts]))
 
 
 def _smallest_conflict(tables: Sequence[Sequence[int | None]]) -> tuple[int, ...]:
-    """Indices of the fewest slots that no joint value serves together."""
+    """Indices of the fewest entries that no joint value serves together."""
     indices = range(len(tables[0]))
     for size in range(1, len(indices) + 1):
         for group in itertools.combinations(indices, size):
@@ -313,5 +317,5 @@ def _smallest_conflict(tables: Sequence[Sequence[int | None]]) -> tuple[int, ...
 
 
 def _nearest_joint(tables: Mapping[Joint, Sequence[int | None]], conflict: Sequence[int]) -> Joint:
-    """The joint values at which most of the conflicting slots can be served, for the error message."""
+    """The joint values at which most of the conflicting entries can be served, for the error message."""
     return max(tables, key=lambda joint: sum(tables[joint][index] is not None for index in conflict))

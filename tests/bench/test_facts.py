@@ -10,7 +10,7 @@ import pytest
 from minisgl_core.bench.facts import differences, plan_facts
 from minisgl_core.registry import Plan
 from minisgl_core.registry.plan import Bucket, Choice
-from minisgl_core.registry.query import Slot
+from minisgl_core.registry.query import PlanEntry
 
 
 def _choice(role: Any, name: str, **more: Any) -> Choice:
@@ -28,15 +28,15 @@ PLAN = Plan(
     architecture="LlamaForCausalLM",
     core_version="1.0",
     buckets=(
-        Bucket(Slot("attention", phase="decode"), _choice("attention", "fast", options={"splits": 2})),
-        Bucket(Slot("kv"), _choice("kv", "fast")),
+        Bucket(PlanEntry("attention", phase="decode"), _choice("attention", "fast", options={"splits": 2})),
+        Bucket(PlanEntry("kv"), _choice("kv", "fast")),
     ),
 )
 
 
-def _with(slot: int, choice: Choice) -> Plan:
+def _with(entry: int, choice: Choice) -> Plan:
     buckets = list(PLAN.buckets)
-    buckets[slot] = replace(buckets[slot], choice=choice)
+    buckets[entry] = replace(buckets[entry], choice=choice)
     return replace(PLAN, buckets=tuple(buckets))
 
 

@@ -60,18 +60,18 @@ def test_every_fitting_backend_is_timed_at_every_size(model: Any) -> None:
         query(model), model, only_cpu_sim(), DeviceFixture(CPU), max_prefill_tokens=64, quick=True, timer=count_of
     )
     assert found.notes == ()
-    by_slot: dict[str, set[str]] = {}
+    by_entry: dict[str, set[str]] = {}
     for point in found.points:
-        by_slot.setdefault(point.slot, set()).add(point.backend)
-    assert by_slot["attention.decode"] == by_slot["attention.prefill"] == by_slot["kv"]
-    assert by_slot["kv"] == {"cpu@minisgl-cpu-sim", "torch@minisgl-cpu-sim"}
-    assert by_slot["ops.sample"] == {"cpu@minisgl-cpu-sim", "composed@minisgl-core"}
-    assert by_slot["linear.300x64"] == {"cpu@minisgl-cpu-sim", "plain@minisgl-core"}
-    assert ("moe" in by_slot) == ("ops.route" in by_slot) == (model is MIXED)
-    assert "linear.192x64" in by_slot if model is SMALL else "linear.4x64" in by_slot
-    expected = {(size.slot.label, size.rows, size.length) for size in sizes_of(query(model), model, 64, True)}
-    assert {(point.slot, point.rows, point.length) for point in found.points} == expected
-    decode = [point for point in found.points if point.slot == "attention.decode"]
+        by_entry.setdefault(point.entry, set()).add(point.backend)
+    assert by_entry["attention.decode"] == by_entry["attention.prefill"] == by_entry["kv"]
+    assert by_entry["kv"] == {"cpu@minisgl-cpu-sim", "torch@minisgl-cpu-sim"}
+    assert by_entry["ops.sample"] == {"cpu@minisgl-cpu-sim", "composed@minisgl-core"}
+    assert by_entry["linear.300x64"] == {"cpu@minisgl-cpu-sim", "plain@minisgl-core"}
+    assert ("moe" in by_entry) == ("ops.route" in by_entry) == (model is MIXED)
+    assert "linear.192x64" in by_entry if model is SMALL else "linear.4x64" in by_entry
+    expected = {(size.entry.label, size.rows, size.length) for size in sizes_of(query(model), model, 64, True)}
+    assert {(point.entry, point.rows, point.length) for point in found.points} == expected
+    decode = [point for point in found.points if point.entry == "attention.decode"]
     assert {(point.rows, point.length, point.microseconds) for point in decode} == {(1, 64, 5e5), (8, 64, 5e5)}, (
         "a call is of two layers, so half a second is one's"
     )
@@ -83,7 +83,7 @@ def test_names_in_the_config_do_not_keep_others_from_being_timed() -> None:
     found = calibrate(
         named, SMALL, only_cpu_sim(), DeviceFixture(CPU), max_prefill_tokens=16, quick=True, timer=count_of
     )
-    assert {point.backend for point in found.points if point.slot == "attention.decode"} == {
+    assert {point.backend for point in found.points if point.entry == "attention.decode"} == {
         "cpu@minisgl-cpu-sim",
         "torch@minisgl-cpu-sim",
     }
@@ -116,7 +116,7 @@ def test_a_backend_that_raises_is_noted_and_the_others_are_timed(monkeypatch: py
         "attention.decode: odd@odd-dist failed at 8 rows of 64 tokens: RuntimeError: no such kernel",
     )
     assert "odd@odd-dist" not in {point.backend for point in found.points}
-    assert any(point.slot == "attention.prefill" for point in found.points)
+    assert any(point.entry == "attention.prefill" for point in found.points)
 
 
 def test_a_backend_of_other_pages_is_timed_on_pages_that_suit_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_backend_of_other_pages_is_timed_on_pages_that_suit_it(monkeypatch: py
 
     registry = with_backend(monkeypatch, Coarse, page_sizes=OneOf(48))
     found = calibrate(query(), SMALL, registry, DeviceFixture(CPU), max_prefill_tokens=16, quick=True, timer=count_of)
-    pages = {point.backend: point.page_size for point in found.points if point.slot == "attention.decode"}
+    pages = {point.backend: point.page_size for point in found.points if point.entry == "attention.decode"}
     assert pages == {"cpu@minisgl-cpu-sim": 1, "torch@minisgl-cpu-sim": 1, "odd@odd-dist": 48}
     assert {point.version for point in found.points if point.backend == "odd@odd-dist"} == {"3.1"}
 
@@ -190,11 +190,11 @@ def test_sizes_stay_within_what_the_engine_would_see() -> None:
     for quick in (False, True):
         sizes = sizes_of(replace(query(), max_seq_len=200, max_running_req=20), SMALL, 100, quick)
         for size in sizes:
-            limit = {"attention": 20}.get(size.slot.role, 20 if size.slot.op == "sample" else 100)
+            limit = {"attention": 20}.get(size.entry.role, 20 if size.entry.op == "sample" else 100)
             assert 1 <= size.rows <= limit and size.length <= 200
-            if size.slot.phase == "prefill":
+            if size.entry.phase == "prefill":
                 assert size.rows * size.length <= 100
-    rows = {size.rows for size in sizes_of(query(), SMALL, 64, False) if size.slot.phase == "decode"}
+    rows = {size.rows for size in sizes_of(query(), SMALL, 64, False) if size.entry.phase == "decode"}
     assert rows == {1, 4, 8}, "the largest batch itself is one of them"
 
 
@@ -224,9 +224,9 @@ def test_where_the_device_captures_calls_are_replayed(host_plan: bool, monkeypat
     asked = replace(query(replace(SMALL, vocab_size=32), graph=True), max_running_req=2)
     found = calibrate(asked, asked.model, registry, DeviceFixture(CPU), max_prefill_tokens=8, quick=True, timer=twice)
     assert found.notes == ()
-    captured = {point.slot.partition(".")[0] for point in found.points if point.captured}
+    captured = {point.entry.partition(".")[0] for point in found.points if point.captured}
     assert captured == {"attention", "kv", "ops", "linear"}
-    assert not any(point.captured for point in found.points if point.slot == "attention.prefill")
-    sizes = len([size for size in sizes_of(asked, asked.model, 8, True) if size.slot.phase == "decode"])
+    assert not any(point.captured for point in found.points if point.entry == "attention.prefill")
+    sizes = len([size for size in sizes_of(asked, asked.model, 8, True) if size.entry.phase == "decode"])
     assert len(planned) == (2 * sizes if host_plan else 0), "two replays of each size"
     assert all(lens in ((64,), (64, 64)) for lens in planned)

@@ -112,7 +112,7 @@ def test_explain_shows_the_numbers_and_the_rule(measured: Any, capsys: pytest.Ca
     assert f"  attention.decode: {TORCH} up to 2 rows, then {CPU}" in text
     found = data["calibration"]
     assert [point["microseconds"] for point in found["points"]] == [10.0, 20.0, 50.0, 25.0]
-    assert found["rules"] == [{"slot": "attention.decode", "backends": [[2, TORCH], [None, CPU]]}]
+    assert found["rules"] == [{"entry": "attention.decode", "backends": [[2, TORCH], [None, CPU]]}]
     assert (found["ignored"], found["unmeasured"]) == ([], [])
     buckets = [bucket for bucket in data["plan"]["buckets"] if bucket["phase"] == "decode"]
     assert [(bucket["batch"], bucket["choice"]["name"]) for bucket in buckets] == [([1, 2], "torch"), (None, "cpu")]
@@ -169,7 +169,7 @@ def test_calibrate_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setattr("minisgl_core.calibrate.measure.calibrate", lambda *_, **__: found)
     assert main(["calibrate", "--geometry", "smollm2-135m", "--device", "cpu"]) == 1
     text = capsys.readouterr().out
-    head = "SLOT  ROWS  TOKENS  MICROSECONDS, FASTEST FIRST\nkv    1             a@b 2\n"
+    head = "ENTRY  ROWS  TOKENS  MICROSECONDS, FASTEST FIRST\nkv     1             a@b 2\n"
     assert text.startswith(f"{head}\nnoise: equal measurements were up to 20% apart")
     assert "\nThe plan that follows\n  kv: cpu@minisgl-cpu-sim\n" in text
     assert "not measured: kv: c@d failed at 1 rows: X: y" in text and f"kept in {file_of(found.subject)}" in text

@@ -110,7 +110,7 @@ def test_a_changed_backend_is_left_out_and_named() -> None:
     assert kept.calibration is not None and kept.calibration.points == (A,)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', '{"format": 2, "points": [{"slot": 1}]}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 3}', '{"format": 3, "points": [{"entry": 1}]}'])
 def test_a_damaged_file_is_said_to_be_one(text: str) -> None:
     path = save(calibration(query(), A))
     path.write_text(text)
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_said_to_be_one(text: str) -> None:
 def test_another_format_is_ignored() -> None:
     path = save(calibration(query(), A))
     path.write_text(json.dumps({"format": 1}))
-    assert load(query(), MODEL, registry()).ignored == (f"{path} has format 1, this version reads 2",)
+    assert load(query(), MODEL, registry()).ignored == (f"{path} has format 1, this version reads 3",)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

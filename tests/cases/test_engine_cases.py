@@ -194,7 +194,7 @@ def tail_plan(folder: Path, *, finite_tail: bool, **settings: Any) -> dict[str, 
     choice = replace(
         plan.choice("attention", phase="decode"), factory="tail_reader:TailReader", finite_tail=finite_tail
     )
-    buckets = [replace(b, choice=choice) if b.slot.role == "attention" else b for b in plan.buckets]
+    buckets = [replace(b, choice=choice) if b.entry.role == "attention" else b for b in plan.buckets]
     return replace(plan, buckets=tuple(buckets)).to_json()
 
 

@@ -102,9 +102,9 @@ def explained(registry: Registry, query: PlanQuery) -> Explanation:
     return explain(query, registry, environment=AllInstalled())
 
 
-def report(answer: Explanation, slot: str, backend: str) -> CandidateReport:
+def report(answer: Explanation, entry: str, backend: str) -> CandidateReport:
     (found,) = [
-        item for one in answer.slots if one.slot.label == slot for item in one.candidates if item.backend == backend
+        item for one in answer.entries if one.entry.label == entry for item in one.candidates if item.backend == backend
     ]
     return found
 
@@ -167,9 +167,9 @@ def test_case_120_an_installed_stranger_changes_nothing_and_explain_says_why(rol
     query, registry = query_of(device, MOE, graph=True), with_stranger(spec(role))
     assert plan_of(registry, query) == plan_of(discover(), query)
     answer = explained(registry, query)
-    for slot in (one for one in answer.slots if one.slot.role == role):
-        (chosen,) = [item.backend for item in slot.candidates if item.status == "chosen"]
-        (mine,) = [item for item in slot.candidates if item.backend == "mine@stranger"]
+    for entry in (one for one in answer.entries if one.entry.role == role):
+        (chosen,) = [item.backend for item in entry.candidates if item.status == "chosen"]
+        (mine,) = [item for item in entry.candidates if item.backend == "mine@stranger"]
         assert mine.status == "fits"
         assert mine.preferred.startswith(f"{chosen} is preferred because auto takes a backend of stranger only where")
 
@@ -222,11 +222,11 @@ def test_case_120_tier_decides_among_incumbents_in_every_role(role: Role) -> Non
         rival = Candidate(spec(role, "rival", tier=tier), "minisgl-cuda", "1.0", 99)
         registry = Registry((*installed.plugins, PluginRecord("minisgl-cuda", "again", candidates=(rival,))))
         plan, answer = plan_of(registry, query_of(H200, MOE)), explained(registry, query_of(H200, MOE))
-        buckets = [bucket for bucket in plan.buckets if bucket.slot.role == role]
+        buckets = [bucket for bucket in plan.buckets if bucket.entry.role == role]
         assert {bucket.choice.name == "rival" for bucket in buckets} == {first}
         for bucket in buckets:
-            (slot,) = [one for one in answer.slots if one.slot == bucket.slot]
-            losers = [item for item in slot.candidates if item.status == "fits"]
+            (entry,) = [one for one in answer.entries if one.entry == bucket.entry]
+            losers = [item for item in entry.candidates if item.status == "fits"]
             assert all(item.preferred.startswith(f"{bucket.choice.label} is preferred because ") for item in losers)
             assert not first or all(
                 " its tier is -1, that of " in item.preferred or " seed for each row" in item.preferred
@@ -417,7 +417,9 @@ STRANGERS = (
 
 
 def advice(answer: Explanation) -> Iterator[tuple[Any, CandidateReport, str]]:
-    return ((slot.slot, item, text) for slot in answer.slots for item in slot.candidates for text in item.would_allow)
+    return (
+        (entry.entry, item, text) for entry in answer.entries for item in entry.candidates for text in item.would_allow
+    )
 
 
 def followed(query: PlanQuery, text: str) -> PlanQuery:
@@ -450,19 +452,19 @@ def test_case_122_each_piece_of_advice_works_when_it_is_typed(about: str, query:
     answer = explained(registry, query)
     given = list(advice(answer))
     assert given, about
-    for slot, item, text in given:
+    for entry, item, text in given:
         again = explain(followed(query, text), registry, environment=AllInstalled())
         (now,) = [
             one
-            for other in again.slots
-            if other.slot == slot
+            for other in again.entries
+            if other.entry == entry
             for one in other.candidates
             if one.backend == item.backend
         ]
-        assert (now.reasons, now.status in ("chosen", "fits")) == ((), True), f"{slot.label} {item.backend}: {text}"
+        assert (now.reasons, now.status in ("chosen", "fits")) == ((), True), f"{entry.label} {item.backend}: {text}"
         assert again.plan is not None or answer.plan is None, f"{text} leaves no plan"
     assert not any("kv_dtype" in text for *_, text in given)
-    assert not any(reason.fix for one in answer.slots for item in one.candidates for reason in item.reasons)
+    assert not any(reason.fix for one in answer.entries for item in one.candidates for reason in item.reasons)
 
 
 def test_case_122_what_the_device_excludes_is_not_advised() -> None:

@@ -90,7 +90,7 @@ def test_explain_answers_with_a_plan_or_with_the_reasons(capsys: pytest.CaptureF
     data = json.loads(capsys.readouterr().out)
     assert data["plan"] is None and data["device"] == "cuda sm90" and data["elsewhere"] is True
     assert "no backend for attention.decode" in data["error"]
-    graph = next(slot for slot in data["slots"] if slot["slot"] == "graph")
+    graph = next(entry for entry in data["entries"] if entry["entry"] == "graph")
     eager = graph["candidates"][0]
     assert (eager["backend"], eager["status"]) == ("eager@minisgl-core", "rejected")
     assert eager["would_allow"] == ["cuda_graph_max_bs=0"]

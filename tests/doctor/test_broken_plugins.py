@@ -145,7 +145,7 @@ def test_broken_plugin_without_its_requirement_is_refused_with_the_command_that_
     break_with("missing_requirement")
     data = json.loads(commands.run(*EXPLAIN, "--backend", "attention=missing_requirement")[1])
     assert data["plan"] is None
-    candidate = next(c for c in data["slots"][0]["candidates"] if c["backend"].startswith("missing_requirement"))
+    candidate = next(c for c in data["entries"][0]["candidates"] if c["backend"].startswith("missing_requirement"))
     assert candidate["status"] == "rejected" and candidate["reasons"][0]["code"] == "requires"
     assert candidate["would_allow"] == ["pip install 'no-such-kernels>=3'"]
 

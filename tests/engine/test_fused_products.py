@@ -18,7 +18,7 @@ from minisgl_core.engine.products import LinearRoute, ResolvedLinear
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import OP_NAMES
-from minisgl_core.registry import Bucket, Plan, Slot
+from minisgl_core.registry import Bucket, Plan, PlanEntry
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -94,7 +94,7 @@ def test_what_the_backend_does_not_offer_is_not_asked_of_it(
     path = tiny("q3")
     plan = plan_for(path, "fused")
     buckets = tuple(
-        replace(each, choice=replace(each.choice, ops=offered)) if each.slot.role == "linear" else each
+        replace(each, choice=replace(each.choice, ops=offered)) if each.entry.role == "linear" else each
         for each in plan.buckets
     )
     assert answers(path, replace(plan, buckets=buckets)) == answers(path, plan_for(path, "plain"))
@@ -108,8 +108,8 @@ def test_a_backend_that_only_lists_operations_takes_nothing_in(
     path = tiny("q3")
     fused, plain = plan_for(path, "fused"), plan_for(path, "plain")
     older = replace(plain.choice("linear"), distribution="minisgl-cpu-sim", ops=OP_NAMES)
-    plan = replace(plain, buckets=tuple(each for each in plain.buckets if each.slot.role != "linear"))
-    plan = replace(plan, buckets=(*plan.buckets, Bucket(Slot("linear"), older)))
+    plan = replace(plain, buckets=tuple(each for each in plain.buckets if each.entry.role != "linear"))
+    plan = replace(plan, buckets=(*plan.buckets, Bucket(PlanEntry("linear"), older)))
     assert plan.fused(older) == BOTH
     assert answers(path, plan) == answers(path, plain)
     assert not calls and answers(path, fused) == answers(path, plain) and calls
@@ -118,8 +118,8 @@ def test_a_backend_that_only_lists_operations_takes_nothing_in(
 def test_a_fusing_backend_that_no_number_of_rows_leads_to(tiny: Callable[[str], Path]) -> None:
     path = tiny("q3")
     fused, plain = plan_for(path, "fused"), plan_for(path, "plain")
-    hidden = [Bucket(Slot("linear"), fused.choice("linear"), (1, 8))]
-    before = [Bucket(Slot("linear"), plain.choice("linear"), rows) for rows in ((1, 4), (5, 8))]
+    hidden = [Bucket(PlanEntry("linear"), fused.choice("linear"), (1, 8))]
+    before = [Bucket(PlanEntry("linear"), plain.choice("linear"), rows) for rows in ((1, 4), (5, 8))]
     plan = replace(plain, buckets=(*plain.buckets, *hidden, *before))
     assert plan.fused(hidden[0].choice) == BOTH
     assert answers(path, plan) == answers(path, plain)
@@ -144,8 +144,8 @@ def test_backends_by_shape_and_rows(
         return inner(self, x, *rest)
 
     monkeypatch.setattr(FusedTorchLinear, "forward_fused", forward)
-    slot = Slot("linear", shape=(2 * model.intermediate_size, model.hidden_size))
-    buckets = (Bucket(slot, fused.choice("linear"), (1, most)), Bucket(slot, plain.choice("linear")))
+    entry = PlanEntry("linear", shape=(2 * model.intermediate_size, model.hidden_size))
+    buckets = (Bucket(entry, fused.choice("linear"), (1, most)), Bucket(entry, plain.choice("linear")))
     assert answers(path, replace(plain, buckets=(*plain.buckets, *buckets))) == answers(path, plain)
     assert set(calls) == {(True, True)} and max(seen) == largest
 

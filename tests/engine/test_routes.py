@@ -1,4 +1,4 @@
-"""A plan may name several backends of one slot, each for its own numbers of rows; the engine calls the right one."""
+"""A plan may name several backends of one entry, each for its own numbers of rows; the engine calls the right one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minisgl_core.engine.planning import make_plan
 from minisgl_core.engine.products import LinearRoute, ResolvedLinear
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
-from minisgl_core.registry import Bucket, Plan, Slot
+from minisgl_core.registry import Bucket, Plan, PlanEntry
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -124,11 +124,11 @@ def plan_for(path: Path, **settings: Any) -> Plan:
     return make_plan(config, read_model_config(str(path)))
 
 
-def split(plan: Plan, slot: Slot, limit: int, name: str, factory: str) -> Plan:
+def split(plan: Plan, entry: PlanEntry, limit: int, name: str, factory: str) -> Plan:
     """Up to ``limit`` rows go to another backend."""
-    default = plan.choice(slot.role, phase=slot.phase)
+    default = plan.choice(entry.role, phase=entry.phase)
     other = replace(default, name=name, factory=factory)
-    return replace(plan, buckets=(*plan.buckets, Bucket(slot, other, (1, limit))))
+    return replace(plan, buckets=(*plan.buckets, Bucket(entry, other, (1, limit))))
 
 
 @pytest.fixture
@@ -155,7 +155,9 @@ def test_decode_batches_of_a_plan_with_two_backends_go_to_the_right_one(
 ):
     path, params = tiny("q3"), SamplingParams(max_tokens=6, ignore_eos=True)
     plan = plan_for(path, cuda_graph_max_bs=graph)
-    two = split(plan, Slot("attention", phase="decode"), 2, "cpu", "minisgl_cpu_sim.native.attention:NativeAttention")
+    two = split(
+        plan, PlanEntry("attention", phase="decode"), 2, "cpu", "minisgl_cpu_sim.native.attention:NativeAttention"
+    )
     answers = []
     for each in (plan, two):
         with LLM(path, plan=each.to_json(), cuda_graph_max_bs=graph, **SETTINGS) as llm:
@@ -171,7 +173,7 @@ def test_decode_batches_of_a_plan_with_two_backends_go_to_the_right_one(
 def test_a_plan_with_two_linear_backends_answers_the_same(tiny: Callable[[str], Path]):
     path, params = tiny("q3"), SamplingParams(max_tokens=6, ignore_eos=True)
     plan = plan_for(path)
-    two = split(plan, Slot("linear"), 3, "cpu", "minisgl_cpu_sim.native.linear:NativeLinear")
+    two = split(plan, PlanEntry("linear"), 3, "cpu", "minisgl_cpu_sim.native.linear:NativeLinear")
     answers = []
     for each in (plan, two):
         with LLM(path, plan=each.to_json(), **SETTINGS) as llm:

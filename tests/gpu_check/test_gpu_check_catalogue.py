@@ -91,9 +91,9 @@ def test_quick_leaves_out_kernels_that_are_compiled_for_minutes() -> None:
 def test_the_expected_plan_is_what_auto_chooses_on_an_h200(geometry: str, tmp_path: Path) -> None:
     """Resolved for hardware elsewhere, with the table of expectations for GPUs."""
     told = machine.minisgl("explain", "--geometry", geometry, "--device", "sm90")
-    chosen = machine.slots(told["plan"])
-    for slot, found in chosen.items():
-        assert found <= machine.GPU_PLAN.get(slot, found), slot
+    chosen = machine.entries(told["plan"])
+    for entry, found in chosen.items():
+        assert found <= machine.GPU_PLAN.get(entry, found), entry
     assert machine.GPU_PLAN.keys() - chosen.keys() <= {"moe", "ops.route"}
     assert ("moe" in chosen) == geometry.endswith("a3b")
 

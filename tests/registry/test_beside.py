@@ -8,21 +8,21 @@ import pytest
 
 from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import OneOf, Reason
-from minisgl_core.registry import DeviceFacts, PlanQuery, Slot
+from minisgl_core.registry import DeviceFacts, PlanEntry, PlanQuery
 from minisgl_core.registry.beside import choice_beside
 
-DECODE, PREFILL = (Slot("attention", phase=phase) for phase in ("decode", "prefill"))
+DECODE, PREFILL = (PlanEntry("attention", phase=phase) for phase in ("decode", "prefill"))
 
 
 @pytest.fixture
 def beside(world: Any, make_model: Any, resolve: Any, cpu_sim: None) -> Any:
-    """``beside(slot, name, **query fields)`` next to the plan for the same query."""
+    """``beside(entry, name, **query fields)`` next to the plan for the same query."""
 
-    def run(slot: Slot, name: str, prober: Any = None, **fields: Any) -> Any:
+    def run(entry: PlanEntry, name: str, prober: Any = None, **fields: Any) -> Any:
         plan = resolve(**fields)
         query = PlanQuery(make_model(), DeviceFacts("cpu"), "bfloat16", **fields)
         more = {} if prober is None else {"prober": prober}
-        return choice_beside(plan, query, slot, name, world.registry(), **more)
+        return choice_beside(plan, query, entry, name, world.registry(), **more)
 
     return run
 

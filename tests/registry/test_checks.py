@@ -99,7 +99,7 @@ def test_explain_asks_too_but_not_about_another_machine(asked: Any, world: Any, 
     assert answer.plan is not None and answer.plan.choice("kv").name == "slow"
     (line,) = answer.remarks
     assert line.startswith(TOLD)
-    kv = next(slot for slot in answer.slots if slot.slot.role == "kv")
+    kv = next(entry for entry in answer.entries if entry.entry.role == "kv")
     fast = next(item for item in kv.candidates if item.backend == "fast@plugin")
     assert (fast.status, fast.reasons) == ("rejected", (REFUSAL,))
     assert fast.would_allow == ("install one",)

@@ -23,8 +23,8 @@ def ask(world: Any, make_model: Any) -> Any:
     return run
 
 
-def reports(answer: Explanation, slot: str) -> dict[str, CandidateReport]:
-    (found,) = [item for item in answer.slots if item.slot.label == slot]
+def reports(answer: Explanation, entry: str) -> dict[str, CandidateReport]:
+    (found,) = [item for item in answer.entries if item.entry.label == entry]
     return {item.backend: item for item in found.candidates}
 
 
@@ -116,9 +116,9 @@ def test_an_explanation_is_plain_json(paged: None, world: Any, ask: Any) -> None
     assert data["plan"]["page_size"] == 1 and data["error"] is None
     assert data["failed_plugins"] == {"broken": "ModuleNotFoundError: No module named 'never_there'"}
     assert data["excluded_plugins"] == {}
-    labels = [slot["slot"] for slot in data["slots"]]
+    labels = [entry["entry"] for entry in data["entries"]]
     assert labels[:4] == ["attention.decode", "attention.prefill", "kv", "graph"]
-    coarse = next(item for item in data["slots"][0]["candidates"] if item["backend"] == "coarse@p")
+    coarse = next(item for item in data["entries"][0]["candidates"] if item["backend"] == "coarse@p")
     assert coarse["would_allow"] == ["page_size=16"]
     assert coarse["reasons"][0]["supported"] == "multiples of 16"
 

@@ -8,7 +8,7 @@ import pytest
 
 from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import OneOf
-from minisgl_core.registry import Bucket, Choice, DeviceFacts, Plan, PlanQuery, Slot
+from minisgl_core.registry import Bucket, Choice, DeviceFacts, Plan, PlanEntry, PlanQuery
 from minisgl_core.registry.explain import explain
 
 DECODE = "attention.decode"
@@ -53,7 +53,7 @@ def test_every_number_of_rows_is_in_one_bucket(two_attentions: None, resolve: An
         ]
     }
     plan = resolve(calibration_by_batch=measured)
-    ranges = [bucket.batch for bucket in plan.buckets if bucket.slot.label == DECODE]
+    ranges = [bucket.batch for bucket in plan.buckets if bucket.entry.label == DECODE]
     assert ranges == [(1, 16), (17, 20), None]
     names = [plan.choice("attention", phase="decode", batch=rows).name for rows in (1, 16, 17, 20, 21)]
     assert names == ["small", "small", "large", "large", "small"]
@@ -111,11 +111,13 @@ def test_a_weight_that_was_measured_gets_a_choice_of_its_own(
     assert resolve(backends={"linear": "plain"}, calibration_by_batch=measured).shapes("linear") == []
 
 
-def test_explain_says_chosen_of_every_backend_of_a_slot(two_attentions: None, world: Any, make_model: Any) -> None:
+def test_explain_says_chosen_of_every_backend_of_a_plan_entry(
+    two_attentions: None, world: Any, make_model: Any
+) -> None:
     measured = {DECODE: [(8, {"small": 1.0, "large": 2.0}), (None, {"small": 2.0, "large": 1.0})]}
     query = PlanQuery(make_model(), DeviceFacts("cpu"), "bfloat16", calibration_by_batch=measured)
     answer = explain(query, world.registry())
-    (decode,) = [slot for slot in answer.slots if slot.slot.label == DECODE]
+    (decode,) = [entry for entry in answer.entries if entry.entry.label == DECODE]
     assert {item.backend for item in decode.candidates if item.status == "chosen"} == {"small@one", "large@two"}
 
 
@@ -128,21 +130,21 @@ def choice(name: str) -> Choice:
 
 
 def test_a_plan_of_ranges_only_serves_what_lies_above_by_the_last() -> None:
-    slot = Slot("attention", phase="decode")
-    plan = make_plan(Bucket(slot, choice("a"), (1, 4)), Bucket(slot, choice("b"), (5, 8)))
+    entry = PlanEntry("attention", phase="decode")
+    plan = make_plan(Bucket(entry, choice("a"), (1, 4)), Bucket(entry, choice("b"), (5, 8)))
     assert [(rows, item.name) for rows, item in plan.by_batch("attention", phase="decode")] == [(4, "a"), (None, "b")]
 
 
 def test_a_plan_with_a_gap_is_refused() -> None:
-    slot = Slot("attention", phase="decode")
-    plan = make_plan(Bucket(slot, choice("a"), (1, 4)), Bucket(slot, choice("b"), (6, 8)))
+    entry = PlanEntry("attention", phase="decode")
+    plan = make_plan(Bucket(entry, choice("a"), (1, 4)), Bucket(entry, choice("b"), (6, 8)))
     with pytest.raises(BackendError, match=r"no backend for attention\.decode"):
         plan.by_batch("attention", phase="decode")
 
 
 def test_the_narrower_of_two_ranges_wins() -> None:
-    slot = Slot("attention", phase="decode")
-    plan = make_plan(Bucket(slot, choice("wide"), (1, 100)), Bucket(slot, choice("one"), (7, 7)))
+    entry = PlanEntry("attention", phase="decode")
+    plan = make_plan(Bucket(entry, choice("wide"), (1, 100)), Bucket(entry, choice("one"), (7, 7)))
     assert [(rows, item.name) for rows, item in plan.by_batch("attention", phase="decode")] == [
         (6, "wide"),
         (7, "one"),

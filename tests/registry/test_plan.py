@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from minisgl_core.errors import BackendError
-from minisgl_core.registry import Bucket, Choice, Plan, Slot
+from minisgl_core.registry import Bucket, Choice, Plan, PlanEntry
 
 
 def choice_of(role: str, name: str, **fields: object) -> Choice:
@@ -24,17 +24,17 @@ PLAN = Plan(
     architecture="Qwen3ForCausalLM",
     core_version="0.1.0",
     buckets=(
-        Bucket(Slot("attention", phase="prefill"), choice_of("attention", "fa", options={"splits": 4})),
+        Bucket(PlanEntry("attention", phase="prefill"), choice_of("attention", "fa", options={"splits": 4})),
         Bucket(
-            Slot("attention", phase="decode"),
+            PlanEntry("attention", phase="decode"),
             choice_of("attention", "small", host_plan=True, page_size=1, graph="decode"),
             batch=(1, 8),
         ),
-        Bucket(Slot("attention", phase="decode"), choice_of("attention", "fa", finite_tail=True)),
-        Bucket(Slot("ops", op="sample"), choice_of("ops", "fused", ops=("sample",))),
-        Bucket(Slot("linear"), choice_of("linear", "plain")),
-        Bucket(Slot("linear", shape=(4096, 1024)), choice_of("linear", "wide")),
-        Bucket(Slot("linear", shape=(4096, 1024)), choice_of("linear", "skinny"), batch=(1, 16)),
+        Bucket(PlanEntry("attention", phase="decode"), choice_of("attention", "fa", finite_tail=True)),
+        Bucket(PlanEntry("ops", op="sample"), choice_of("ops", "fused", ops=("sample",))),
+        Bucket(PlanEntry("linear"), choice_of("linear", "plain")),
+        Bucket(PlanEntry("linear", shape=(4096, 1024)), choice_of("linear", "wide")),
+        Bucket(PlanEntry("linear", shape=(4096, 1024)), choice_of("linear", "skinny"), batch=(1, 16)),
     ),
     fallbacks=("attention.decode: x cannot run; using fa",),
 )
@@ -56,7 +56,7 @@ def test_the_narrowest_bucket_that_covers_a_step_is_used() -> None:
     assert [item.name for item in PLAN.choices("linear")] == ["plain", "wide", "skinny"]
 
 
-def test_a_slot_that_the_plan_lacks_is_an_error_naming_it() -> None:
+def test_a_plan_entry_that_the_plan_lacks_is_an_error_naming_it() -> None:
     with pytest.raises(BackendError, match=r"no backend for ops\.route; it has attention\.decode"):
         PLAN.choice("ops", op="route")
     with pytest.raises(BackendError, match="no backend for moe"):
@@ -107,8 +107,8 @@ def fusing(*listed: str, tp_size: int = 1, owner: str = "dist") -> tuple[Plan, C
     """A plan whose linear backend lists these operations; those of role ops are the distribution ``owner``'s."""
     linear = choice_of("linear", "fused", ops=listed)
     ops = [replace(choice_of("ops", "any"), distribution=owner)] * 3
-    slots = [Slot("ops", op=op) for op in ("add_rms_norm", "allreduce_add_rms_norm", "act_and_mul")]
-    buckets = (*map(Bucket, slots, ops), Bucket(Slot("linear"), linear))
+    entries = [PlanEntry("ops", op=op) for op in ("add_rms_norm", "allreduce_add_rms_norm", "act_and_mul")]
+    buckets = (*map(Bucket, entries, ops), Bucket(PlanEntry("linear"), linear))
     return replace(PLAN, tp_size=tp_size, buckets=buckets), linear
 
 

@@ -51,7 +51,7 @@ def test_case_76_a_moe_model_needs_no_flags_and_a_dense_one_no_moe(
     plan = resolve(model=make_model(moe=True))
     assert plan.choice("moe").name == "torch"
     assert plan.choice("ops", op="route").name == "composed"
-    assert not any(bucket.slot.role == "moe" or bucket.slot.op == "route" for bucket in resolve().buckets)
+    assert not any(bucket.entry.role == "moe" or bucket.entry.op == "route" for bucket in resolve().buckets)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
         monkeypatch.setitem(sys.modules, module.__name__, module)
         choice = Choice("attention", "new", "", "new-dist", "1", "shadow_candidate:Candidate", page_size=page_size)
 
-        def beside(plan: Any, query: Any, slot: Any, name: str) -> tuple[Choice | None, tuple[str, ...]]:
-            return (choice, ()) if slot.phase in phases else (None, ("it cannot",))
+        def beside(plan: Any, query: Any, entry: Any, name: str) -> tuple[Choice | None, tuple[str, ...]]:
+            return (choice, ()) if entry.phase in phases else (None, ("it cannot",))
 
         monkeypatch.setattr("minisgl_core.engine.planning.choice_beside", beside)
 

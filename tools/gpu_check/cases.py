@@ -19,7 +19,7 @@ from minisgl_core.llm import LLM
 from minisgl_core.registry import DeviceFacts
 
 from .checks import Check, Here, expect
-from .machine import GPU_PLAN, minisgl, slots
+from .machine import GPU_PLAN, entries, minisgl
 from .serving import answers, greedy, serve
 
 __all__ = ["checks"]
@@ -255,12 +255,12 @@ def without_compiler(here: Here) -> dict[str, Any]:
     chosen = {bucket["choice"]["variant"] for bucket in told["plan"]["buckets"] if bucket["role"] in ("kv", "ops")}
     expect("cpp" not in chosen, f"the plan has variants {sorted(chosen)} although there is no compiler")
     if here.kind == "cuda":
-        expect(slots(told["plan"])["kv"] <= GPU_PLAN["kv"], "the plan has no Triton variant of kv:cuda")
+        expect(entries(told["plan"])["kv"] <= GPU_PLAN["kv"], "the plan has no Triton variant of kv:cuda")
     why = [
         f"{reason['wanted']} {reason['supported']}"
-        for slot in told["slots"]
-        if slot["slot"] == "kv"
-        for candidate in slot["candidates"]
+        for entry in told["entries"]
+        if entry["entry"] == "kv"
+        for candidate in entry["candidates"]
         for reason in candidate["reasons"]
     ]
     named = "nvcc" if here.kind == "cuda" else "g++"

@@ -50,7 +50,7 @@ GPU_PLAN: Final[Mapping[str, frozenset[str]]] = {
     "ops.sample": frozenset({"cuda", "flashinfer"}),
     "ops.route": frozenset({"fused_route"}),
 }
-"""By slot: the backends that ``auto`` may choose with all of our plugins installed."""
+"""By plan entry: the backends that ``auto`` may choose with all of our plugins installed."""
 GEOMETRIES: Final = ("qwen3-0.6b", "qwen3-30b-a3b")
 
 
@@ -125,25 +125,27 @@ def minisgl(*arguments: str, env: Mapping[str, str] | None = None, limit: float 
 
 
 def plan(geometry: str, here: Here) -> dict[str, Any]:
-    """`minisgl explain` gives every slot a backend that is made for this device."""
+    """`minisgl explain` gives every plan entry a backend that is made for this device."""
     told = minisgl("explain", "--geometry", geometry, "--device", here.kind, "--no-calibrated")
     expect(told["plan"] is not None, f"no plan: {told['error']}")
-    chosen = slots(told["plan"])
+    chosen = entries(told["plan"])
     expected = GPU_PLAN if here.kind == "cuda" else CPU_PLAN
     wrong = [
-        f"{slot}: {', '.join(sorted(found))}, expected {' or '.join(sorted(expected[slot]))}"
-        for slot, found in chosen.items()
-        if slot in expected and not found <= expected[slot]
+        f"{entry}: {', '.join(sorted(found))}, expected {' or '.join(sorted(expected[entry]))}"
+        for entry, found in chosen.items()
+        if entry in expected and not found <= expected[entry]
     ]
-    here.note(page_size=told["plan"]["page_size"], **{slot: "+".join(sorted(found)) for slot, found in chosen.items()})
+    here.note(
+        page_size=told["plan"]["page_size"], **{entry: "+".join(sorted(found)) for entry, found in chosen.items()}
+    )
     expect(not wrong, "\n".join([f"the plan of {geometry}:", *wrong]))
-    absent = sorted(slot for slot in expected if slot not in chosen and slot not in ("moe", "ops.route"))
+    absent = sorted(entry for entry in expected if entry not in chosen and entry not in ("moe", "ops.route"))
     expect(not absent, f"the plan of {geometry} has nothing for {', '.join(absent)}")
     return {}
 
 
-def slots(plan: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Slot, such as ``attention.decode`` -> names of its backends, whatever the number of rows or the shape."""
+def entries(plan: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Plan entry, such as ``attention.decode`` -> names of its backends, whatever the number of rows or the shape."""
     found: dict[str, set[str]] = {}
     for bucket in plan["buckets"]:
         name = ".".join(filter(None, (bucket["role"], bucket["phase"] or bucket["op"])))

@@ -67,9 +67,9 @@ def model(tmp_path: Path) -> Path:
 def ours(bucket: Bucket) -> Bucket:
     """Products and operations by this plugin's Triton kernels, whose caps speak of GPUs only."""
     choice = bucket.choice
-    if bucket.slot.role == "linear":
+    if bucket.entry.role == "linear":
         choice = replace(choice, name="skinny", factory="minisgl_cuda.linear:SkinnyLinear", ops=FUSABLE_OPS)
-    elif bucket.slot.role == "ops" and bucket.slot.op != "sample":
+    elif bucket.entry.role == "ops" and bucket.entry.op != "sample":
         operations = ("rms_norm", "add_rms_norm", "allreduce_add_rms_norm", "qk_norm_rope_store", "act_and_mul")
         choice = replace(choice, name="cuda", factory="minisgl_cuda.ops:CudaOps", ops=operations)
     else:
@@ -78,12 +78,12 @@ def ours(bucket: Bucket) -> Bucket:
 
 
 def each_op(plan: Plan) -> Plan:
-    """A slot for every operation, where the plan has one for several."""
+    """A plan entry for every operation, where the plan has one for several."""
     buckets = []
     for bucket in plan.buckets:
-        whole = bucket.slot.role == "ops" and bucket.slot.op is None
-        slots = [bucket.slot._replace(op=op) for op in OP_NAMES if op != "route"] if whole else [bucket.slot]
-        buckets += [replace(bucket, slot=slot) for slot in slots]
+        whole = bucket.entry.role == "ops" and bucket.entry.op is None
+        entries = [bucket.entry._replace(op=op) for op in OP_NAMES if op != "route"] if whole else [bucket.entry]
+        buckets += [replace(bucket, entry=entry) for entry in entries]
     return replace(plan, buckets=tuple(buckets))
 
 

@@ -46,7 +46,7 @@ def with_fused(path: Path) -> dict[str, Any]:
     plan = make_plan(config, read_model_config(str(path)))
     buckets = []
     for bucket in plan.buckets:
-        spec = FUSED.get((bucket.slot.role, bucket.slot.op))
+        spec = FUSED.get((bucket.entry.role, bucket.entry.op))
         if spec is not None:
             names = {"name": spec.name, "factory": spec.factory, "distribution": "minisgl-moe"}
             ops = spec.caps[0].ops
