@@ -25,7 +25,7 @@ from gpu_linear import graph_microseconds
 
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.builtin.platform import CudaPlatform
-from minisgl_core.plugin_api import KVSetup, OpsSetup, SampleArgs
+from minisgl_core.plugin_api import KVSetup, OpsSetup, RopeStoreArgs, SampleArgs
 from minisgl_cuda.kv_cpp import CudaKVKernels
 from minisgl_cuda.launch import CompiledLauncher
 from minisgl_cuda.ops import CudaOps
@@ -116,7 +116,7 @@ def qk_norm_rope_store(ops: Any, m: Model, tokens: int) -> tuple[Calls, int]:
     where = torch.randint(0, POSITIONS, (tokens,), device="cuda", dtype=torch.int32)
     out_loc = torch.randperm(SLOTS, device="cuda")[:tokens].to(torch.int32)
     calls: Calls = [
-        lambda x=x, c=c: ops.qk_norm_rope_store(x, *weights, EPS, where, angles, *c, out_loc)  # type: ignore[misc]
+        lambda x=x, c=c: ops.qk_norm_rope_store(x, RopeStoreArgs(*weights, EPS, angles, *c), where, out_loc)  # type: ignore[misc]
         for x, c in zip(rows, caches, strict=True)
     ]
     moved = 2 * (m.q_heads + m.kv_heads) + 3 * m.kv_heads  # q and k read and written; k stored; v read and stored
@@ -151,10 +151,11 @@ def layer_microseconds(ops: Any, m: Model, tokens: int) -> float:
     caches, angles = tuple(randn(2, 64, PAGE, m.kv_heads, m.dim)), torch.randn(1024, m.dim, device="cuda")
     where = torch.arange(tokens, device="cuda", dtype=torch.int32) % 1024
     out_loc = torch.zeros_like(where)
+    args = RopeStoreArgs(*gains, EPS, angles, *caches)
 
     def layer() -> None:
         y, r = ops.add_rms_norm(x, residual, gain, EPS)
-        q, _, _ = ops.qk_norm_rope_store(F.linear(y, qkv), *gains, EPS, where, angles, *caches, out_loc)
+        q, _, _ = ops.qk_norm_rope_store(F.linear(y, qkv), args, where, out_loc)
         y, r = ops.add_rms_norm(F.linear(q.reshape(tokens, -1), o), r, gain, EPS)
         F.linear(ops.act_and_mul(F.linear(y, up)), down)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
-    from minisgl_core.plugin_api import OpsSetup, SampleArgs, SamplingMode
+    from minisgl_core.plugin_api import OpsSetup, RopeStoreArgs, SampleArgs, SamplingMode
 
 __all__ = ["ComposedOps", "apply_rope", "filter_mask", "gumbel_noise"]
 
@@ -94,25 +94,16 @@ class ComposedOps:
         return self.add_rms_norm(self._s.comm.all_reduce(x), residual, weight, eps)
 
     def qk_norm_rope_store(
-        self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        eps: float,
-        positions: torch.Tensor,
-        cos_sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out_loc: torch.Tensor,
+        self, qkv: torch.Tensor, args: RopeStoreArgs, positions: torch.Tensor, out_loc: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         s = self._s
         heads = qkv.view(qkv.shape[0], s.q_heads + 2 * s.kv_heads, s.head_dim)
         q, k, v = heads.split((s.q_heads, s.kv_heads, s.kv_heads), dim=1)
-        if q_weight is not None and k_weight is not None:
-            q, k = self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
-        cos, sin = cos_sin.index_select(0, positions).chunk(2, dim=-1)
+        if args.q_weight is not None and args.k_weight is not None:
+            q, k = self.rms_norm(q, args.q_weight, args.eps), self.rms_norm(k, args.k_weight, args.eps)
+        cos, sin = args.cos_sin.index_select(0, positions).chunk(2, dim=-1)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        s.kv.store(k_cache, v_cache, k, v, out_loc)
+        s.kv.store(args.k_cache, args.v_cache, k, v, out_loc)
         return q, k, v
 
     def act_and_mul(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl_core.plugin_api import RopeStoreArgs
+
 from .base import Layer
 from .linear import QKVLinear, RowLinear
 from .norm import RMSNorm
@@ -27,13 +29,20 @@ class Attention(Layer):
         self.q_norm = RMSNorm(ctx, c.head_dim, c.rms_norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(ctx, c.head_dim, c.rms_norm_eps) if c.qk_norm else None
         self.o_proj = RowLinear(ctx, c.hidden_size, c.num_q_heads * c.head_dim, c.o_bias)
-        self._caches: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._rope_store_args: RopeStoreArgs | None = None
 
     def bind_kv(self) -> None:
-        """The pool exists now: remember this layer's two caches."""
+        """The pool is allocated: from now on K and V go to this layer's two caches."""
         pool = self._ctx.pool
         if pool is not None:
-            self._caches = (pool.k_cache(self._layer), pool.v_cache(self._layer))
+            self._rope_store_args = RopeStoreArgs(
+                None if self.q_norm is None else self.q_norm.weight,
+                None if self.k_norm is None else self.k_norm.weight,
+                self._eps,
+                self._cos_sin,
+                pool.k_cache(self._layer),
+                pool.v_cache(self._layer),
+            )
 
     def forward_normed(
         self,
@@ -47,18 +56,9 @@ class Attention(Layer):
 
         ``residual`` None: x is where the sum begins. ``rows`` (B,): the only tokens whose result is wanted.
         """
-        assert self._caches is not None and batch.positions is not None and batch.out_loc is not None
+        assert self._rope_store_args is not None and batch.positions is not None and batch.out_loc is not None
         qkv, residual = self.qkv_proj.forward_normed(norm, x, residual)
-        q, k, v = self._norm_rope_store(
-            qkv,
-            None if self.q_norm is None else self.q_norm.weight,
-            None if self.k_norm is None else self.k_norm.weight,
-            self._eps,
-            batch.positions,
-            self._cos_sin,
-            *self._caches,
-            batch.out_loc,
-        )
+        q, k, v = self._norm_rope_store(qkv, self._rope_store_args, batch.positions, batch.out_loc)
         heads: torch.Tensor = batch.attn.forward(q, k, v, self._layer, batch)
         heads = heads.flatten(1)
         if rows is not None:

@@ -10,7 +10,7 @@ from .kernels import KernelLibrary
 from .kv import KVKernels, KVSetup
 from .linear import FUSABLE_OPS, AddNorm, FusingLinear, LinearBackend, LinearSetup
 from .moe import MoEExecutor, MoESetup
-from .ops import OP_NAMES, LayerOps, OpsSetup, SampleArgs, SamplingMode
+from .ops import OP_NAMES, LayerOps, OpsSetup, RopeStoreArgs, SampleArgs, SamplingMode
 from .pinned import PinnedRing
 from .platform import CapturedGraph, Event, MemoryGauge, Platform
 from .spec import (
@@ -77,6 +77,7 @@ __all__ = [
     "PoisonHost",
     "Reason",
     "Role",
+    "RopeStoreArgs",
     "SampleArgs",
     "SamplingMode",
     "StepOutput",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .kv import KVKernels
     from .platform import Platform
 
-__all__ = ["OP_NAMES", "LayerOps", "OpsSetup", "SampleArgs", "SamplingMode"]
+__all__ = ["OP_NAMES", "LayerOps", "OpsSetup", "RopeStoreArgs", "SampleArgs", "SamplingMode"]
 
 SamplingMode = Literal["greedy", "random", "filtered"]
 """greedy: every row is an argmax. random: some rows have a temperature. filtered: some have top-k, top-p or min-p."""
@@ -70,6 +70,22 @@ class SampleArgs(NamedTuple):
     """int32, position of the token being sampled"""
 
 
+class RopeStoreArgs(NamedTuple):
+    """What all calls of ``qk_norm_rope_store`` for one layer share. The core makes it once, when it binds the pool."""
+
+    q_weight: torch.Tensor | None
+    """(D,); None where the model does not normalise q and k"""
+    k_weight: torch.Tensor | None
+    """(D,); None exactly where ``q_weight`` is"""
+    eps: float
+    cos_sin: torch.Tensor
+    """(max_len, R) float32: R/2 cosines, then R/2 sines of each position"""
+    k_cache: torch.Tensor
+    """(P+1, S, K, D)"""
+    v_cache: torch.Tensor
+    """(P+1, S, K, D)"""
+
+
 class LayerOps(Protocol):
     """Every operation; an implementation offers those that its spec names. Built as ``Class(setup, options)``."""
 
@@ -90,20 +106,11 @@ class LayerOps(Protocol):
         ...
 
     def qk_norm_rope_store(
-        self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        eps: float,
-        positions: torch.Tensor,
-        cos_sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out_loc: torch.Tensor,
+        self, qkv: torch.Tensor, args: RopeStoreArgs, positions: torch.Tensor, out_loc: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """From qkv (T, (H+2K)*D): normalise q and k per head (if weights (D,) are given), rotate their first R
-        dimensions by ``cos_sin[positions]`` (max_len, R) float32 = R/2 cosines then R/2 sines (half-split pairing),
-        store k and v to ``out_loc`` of the (P+1, S, K, D) caches.
+        """From qkv (T, (H+2K)*D): normalise q and k per head (if there are weights), rotate their first R dimensions by
+        ``cos_sin[positions]`` (half-split pairing), store k and v to the slots ``out_loc``. ``positions`` and
+        ``out_loc`` (T,) are int32.
 
         Returns q (T, H, D), k (T, K, D), v (T, K, D); qkv may be overwritten and they may be views of it.
         """

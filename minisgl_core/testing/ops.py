@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import torch
 
-from minisgl_core.plugin_api import Caps, OpsSetup
+from minisgl_core.plugin_api import Caps, OpsSetup, RopeStoreArgs
 from minisgl_core.registry.query import Need
 
 from . import ops_reference as reference
@@ -240,13 +240,15 @@ class _RopeStore(_OpRun):
     def call(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         q, k, v = self.backend.qk_norm_rope_store(
             inputs["qkv"],
-            inputs.get("q_weight"),
-            inputs.get("k_weight"),
-            self.c.eps,
+            RopeStoreArgs(
+                inputs.get("q_weight"),
+                inputs.get("k_weight"),
+                self.c.eps,
+                inputs["cos_sin"],
+                self._pool[0, 1],
+                self._pool[1, 1],
+            ),
             inputs["positions"],
-            inputs["cos_sin"],
-            self._pool[0, 1],
-            self._pool[1, 1],
             inputs["out_loc"],
         )
         return q, k, v

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minisgl_core.builtin.ops import ComposedOps, apply_rope, filter_mask, gumbel_noise
-from minisgl_core.plugin_api import OpsSetup, SampleArgs
+from minisgl_core.plugin_api import OpsSetup, RopeStoreArgs, SampleArgs
 
 
 class OneRank:
@@ -72,7 +72,9 @@ def test_qk_norm_rope_store_stores_rotated_keys_and_plain_values(ops):
     table = torch.cat((torch.ones(10, 4), torch.zeros(10, 4)), dim=-1)  # no rotation
     weight = torch.full((8,), 2.0)
     positions, out_loc = torch.arange(3, dtype=torch.int32), torch.tensor([4, 5, 6], dtype=torch.int32)
-    q, k, v = ops.qk_norm_rope_store(qkv.clone(), weight, weight, 1e-6, positions, table, None, None, out_loc)
+    q, k, v = ops.qk_norm_rope_store(
+        qkv.clone(), RopeStoreArgs(weight, weight, 1e-6, table, None, None), positions, out_loc
+    )
     heads = qkv.view(3, 8, 8)
     torch.testing.assert_close(q, ops.rms_norm(heads[:, :4], weight, 1e-6))
     torch.testing.assert_close(k, ops.rms_norm(heads[:, 4:6], weight, 1e-6))

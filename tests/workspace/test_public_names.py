@@ -68,6 +68,7 @@ PINNED = {
         "ROLES",
         "Reason",
         "Role",
+        "RopeStoreArgs",
         "SampleArgs",
         "SamplingMode",
         "StepOutput",

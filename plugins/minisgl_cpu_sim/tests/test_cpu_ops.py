@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl_core.builtin.ops import ComposedOps
+from minisgl_core.plugin_api import RopeStoreArgs
 from minisgl_cpu_sim.native.ops import NativeOps
 from minisgl_cpu_sim.pure.kv import TorchKV
 
@@ -104,7 +105,9 @@ def rope_case(
         parts[i] = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
     ops = NativeOps(setup(q_heads, kv_heads, head_dim))
-    out = ops.qk_norm_rope_store(qkv, q_weight, k_weight, 1e-6, positions, cos_sin, k_cache, v_cache, out_loc)
+    out = ops.qk_norm_rope_store(
+        qkv, RopeStoreArgs(q_weight, k_weight, 1e-6, cos_sin, k_cache, v_cache), positions, out_loc
+    )
     for got, expected in zip(out, parts, strict=True):
         assert got.shape == expected.shape
         close(got, expected)
@@ -188,7 +191,7 @@ def test_like_the_composed_operations(
     for ops in (NativeOps(facts), ComposedOps(facts)):
         k_cache, v_cache = (torch.zeros(5, 4, kv_heads, head_dim, dtype=dtype) for _ in range(2))
         out = ops.qk_norm_rope_store(
-            qkv.clone(), q_weight, k_weight, 1e-6, positions, cos_sin, k_cache, v_cache, out_loc
+            qkv.clone(), RopeStoreArgs(q_weight, k_weight, 1e-6, cos_sin, k_cache, v_cache), positions, out_loc
         )
         results.append((*out, k_cache, v_cache))
     for native, composed in zip(*results, strict=True):

@@ -14,7 +14,7 @@ import torch
 
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.builtin.platform import CudaPlatform
-from minisgl_core.plugin_api import SampleArgs
+from minisgl_core.plugin_api import RopeStoreArgs, SampleArgs
 from minisgl_cuda.ops_cpp import CompiledOps
 
 ON_GPU = torch.cuda.is_available()
@@ -166,7 +166,7 @@ def test_qk_norm_rope_store(
     results = []
     for ops in (ours, composed):
         caches = [torch.full((pages, size, kv_heads, dim), 9.0, dtype=dtype, device=DEVICE) for _ in range(2)]
-        q, k, v = ops.qk_norm_rope_store(qkv.clone(), *weights, 1e-6, where, table, *caches, out_loc)
+        q, k, v = ops.qk_norm_rope_store(qkv.clone(), RopeStoreArgs(*weights, 1e-6, table, *caches), where, out_loc)
         results.append((q, k, v, *caches))
     for found, expected in zip(*results, strict=True):
         close(found, expected)
@@ -183,7 +183,7 @@ def test_qkv_and_caches_may_have_any_stride(backends: Backends) -> None:
         pool = torch.full((2, 3, 2, 1, 16), 9.0, device=DEVICE)[..., :8]  # layers of both caches, heads in wider rows
         row = qkv.clone()[:, :32]
         row = row if ops is ours else row.contiguous()
-        q, k, v = ops.qk_norm_rope_store(row, None, None, 1e-6, where, table, pool[0], pool[1], out_loc)
+        q, k, v = ops.qk_norm_rope_store(row, RopeStoreArgs(None, None, 1e-6, table, pool[0], pool[1]), where, out_loc)
         results.append((q, k, v, pool))
     for found, expected in zip(*results, strict=True):
         close(found, expected)
@@ -196,7 +196,7 @@ def test_no_tokens(backends: Backends) -> None:
     assert ours.add_rms_norm(empty, empty.clone(), randn(32), 1e-6)[0].shape == (0, 32)
     assert ours.act_and_mul(empty).shape == (0, 16)
     caches = randn(2, 1, 1, 1, 8)
-    q, k, v = ours.qk_norm_rope_store(empty, None, None, 1e-6, none, randn(4, 8), *caches, none)
+    q, k, v = ours.qk_norm_rope_store(empty, RopeStoreArgs(None, None, 1e-6, randn(4, 8), *caches), none, none)
     assert (q.shape, k.shape, v.shape) == ((0, 2, 8), (0, 1, 8), (0, 1, 8))
 
 

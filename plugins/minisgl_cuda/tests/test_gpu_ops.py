@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from minisgl_core.builtin.platform import CudaPlatform
+from minisgl_core.plugin_api import RopeStoreArgs
 from minisgl_cuda.launch import CompiledLauncher
 from minisgl_cuda.ops_cpp import CompiledOps
 
@@ -69,7 +70,7 @@ class Step:
             x = ops.rms_norm(x + inner, self.gain, EPS)
             qkv = torch.cat((x, x), dim=1)
             q, k, v = ops.qk_norm_rope_store(
-                qkv, *self.gains, EPS, self.where, self.angles, self.caches[0], self.caches[1], self.out_loc
+                qkv, RopeStoreArgs(*self.gains, EPS, self.angles, *self.caches), self.where, self.out_loc
             )
             x = q.reshape(self.tokens, -1)
         return x, residual, k.clone(), v.clone(), self.caches.clone()
@@ -103,7 +104,7 @@ def test_case_70_huge_offsets(ops: Any, platform: CudaPlatform) -> None:
     at = [slots - 1, 6_000_000]
     where, out_loc = (torch.tensor(n, dtype=torch.int32, device="cuda") for n in ([3, 5], at))
     angles = torch.randn(8, D, device="cuda")
-    _, k, v = ops.qk_norm_rope_store(qkv, None, None, EPS, where, angles, caches[0], caches[1], out_loc)
+    _, k, v = ops.qk_norm_rope_store(qkv, RopeStoreArgs(None, None, EPS, angles, *caches), where, out_loc)
     assert torch.equal(caches[0, at, 0], k) and torch.equal(caches[1, at, 0], v)
     assert int(caches[:, :, 0, :, 0].count_nonzero()) == 2 * 2 * K
 

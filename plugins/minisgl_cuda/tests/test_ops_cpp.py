@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl_core.builtin.ops import ComposedOps
+from minisgl_core.plugin_api import RopeStoreArgs
 from minisgl_cpu_sim.cuda_sim import SimulatedFault, SimulatedProgram
 from minisgl_cuda.kv_build import CSRC
 from minisgl_cuda.ops_cpp import (
@@ -145,9 +146,13 @@ def test_what_a_layers_calls_share_is_kept_for_its_own_tensors_only(ops: Compile
     ):
         expected = torch.zeros(3, 2, 1, 16)
         rows = torch.empty_strided(qkv.shape, qkv.stride()).copy_(qkv)
-        out = ops.qk_norm_rope_store(rows, q_weight, k_weight, 1e-6, where, table, k_cache, values, where)
+        out = ops.qk_norm_rope_store(
+            rows, RopeStoreArgs(q_weight, k_weight, 1e-6, table, k_cache, values), where, where
+        )
         stored, k_stored = values.clone(), k_cache.clone()
-        want = reference.qk_norm_rope_store(qkv, q_weight, k_weight, 1e-6, where, table, k_cache, expected, where)
+        want = reference.qk_norm_rope_store(
+            qkv, RopeStoreArgs(q_weight, k_weight, 1e-6, table, k_cache, expected), where, where
+        )
         for got, right in zip((*out, stored, k_stored), (*want, expected, k_cache), strict=True):
             torch.testing.assert_close(got, right)
         values.zero_()
@@ -158,7 +163,7 @@ def test_what_a_layers_calls_share_is_kept_for_its_own_tensors_only(ops: Compile
 def test_a_closed_backend_holds_no_cache(ops: CompiledOps) -> None:
     ids, caches = torch.tensor([1, 0], dtype=torch.int32), [torch.zeros(2, 2, 1, 16) for _ in range(2)]
     held = weakref.ref(caches[0])
-    ops.qk_norm_rope_store(torch.randn(2, 64), None, None, 1e-6, ids, torch.randn(4, 16), *caches, ids)
+    ops.qk_norm_rope_store(torch.randn(2, 64), RopeStoreArgs(None, None, 1e-6, torch.randn(4, 16), *caches), ids, ids)
     ops.close()
     caches.clear()
     assert held() is None
@@ -169,8 +174,12 @@ def test_case_119_nothing_is_kept_of_caches_that_are_gone(ops: CompiledOps) -> N
     for _ in range(3):
         caches = [torch.zeros(2, 2, 1, 16) for _ in range(2)]
         held += [weakref.ref(cache) for cache in caches]
-        ops.qk_norm_rope_store(torch.randn(2, 64), None, None, 1e-6, ids, torch.randn(4, 16), *caches, ids)
-        ops.qk_norm_rope_store(torch.randn(2, 64), None, None, 1e-6, ids, torch.randn(4, 16), *caches, ids)
+        ops.qk_norm_rope_store(
+            torch.randn(2, 64), RopeStoreArgs(None, None, 1e-6, torch.randn(4, 16), *caches), ids, ids
+        )
+        ops.qk_norm_rope_store(
+            torch.randn(2, 64), RopeStoreArgs(None, None, 1e-6, torch.randn(4, 16), *caches), ids, ids
+        )
         del caches
     assert [cache() for cache in held] == [None] * 6
 
@@ -189,7 +198,7 @@ def test_operations_are_one_each_to_a_recorder(ops: CompiledOps) -> None:
         ops.rms_norm(x, torch.randn(64), 1e-6)
         ops.add_rms_norm(x, x.clone(), torch.randn(64), 1e-6)
         ops.act_and_mul(x)
-        ops.qk_norm_rope_store(x, None, None, 1e-6, ids, angles, caches[0], caches[1], ids)
+        ops.qk_norm_rope_store(x, RopeStoreArgs(None, None, 1e-6, angles, caches[0], caches[1]), ids, ids)
     ours = [name for name in seen if name.startswith("cpp_")]
     assert ours == ["cpp_rms_norm", "cpp_add_rms_norm", "cpp_act_and_mul", "cpp_qk_norm_rope_store"]
 

@@ -99,39 +99,40 @@ class ReturnsTheOldResidual(ComposedOps):
 
 
 class RopePairsInterleaved(ComposedOps):
-    def qk_norm_rope_store(self, qkv, q_weight, k_weight, eps, positions, cos_sin, k_cache, v_cache, out_loc):
-        s, half = self._s, cos_sin.shape[1] // 2
+    def qk_norm_rope_store(self, qkv, args, positions, out_loc):
+        s, half = self._s, args.cos_sin.shape[1] // 2
         order = torch.arange(s.head_dim)
         order[: 2 * half] = torch.cat((torch.arange(0, 2 * half, 2), torch.arange(1, 2 * half, 2)))
         heads = qkv.view(len(qkv), -1, s.head_dim).clone()
         rotated = s.q_heads + s.kv_heads
         heads[:, :rotated] = heads[:, :rotated][..., order]
-        weights = [None if w is None else w[order] for w in (q_weight, k_weight)]
-        return super().qk_norm_rope_store(heads, *weights, eps, positions, cos_sin, k_cache, v_cache, out_loc)
+        q_weight, k_weight = (None if w is None else w[order] for w in (args.q_weight, args.k_weight))
+        args = args._replace(q_weight=q_weight, k_weight=k_weight)
+        return super().qk_norm_rope_store(heads, args, positions, out_loc)
 
 
 class RotatesTheWholeHead(ComposedOps):
     """Ignores a partial rotary width: the angles are stretched over the head."""
 
-    def qk_norm_rope_store(self, qkv, q_weight, k_weight, eps, positions, cos_sin, k_cache, v_cache, out_loc):
-        cos, sin = cos_sin.chunk(2, dim=-1)
-        times = self._s.head_dim // cos_sin.shape[1]
+    def qk_norm_rope_store(self, qkv, args, positions, out_loc):
+        cos, sin = args.cos_sin.chunk(2, dim=-1)
+        times = self._s.head_dim // args.cos_sin.shape[1]
         whole = torch.cat((cos.repeat(1, times), sin.repeat(1, times)), dim=-1)
-        return super().qk_norm_rope_store(qkv, q_weight, k_weight, eps, positions, whole, k_cache, v_cache, out_loc)
+        return super().qk_norm_rope_store(qkv, args._replace(cos_sin=whole), positions, out_loc)
 
 
 class StoresTheUnrotatedKey(ComposedOps):
-    def qk_norm_rope_store(self, qkv, q_weight, k_weight, eps, positions, cos_sin, k_cache, v_cache, out_loc):
+    def qk_norm_rope_store(self, qkv, args, positions, out_loc):
         s = self._s
-        found = super().qk_norm_rope_store(qkv, q_weight, k_weight, eps, positions, cos_sin, k_cache, v_cache, out_loc)
+        found = super().qk_norm_rope_store(qkv, args, positions, out_loc)
         _, k, v = qkv.view(len(qkv), -1, s.head_dim).split((s.q_heads, s.kv_heads, s.kv_heads), dim=1)
-        s.kv.store(k_cache, v_cache, k, v, out_loc)
+        s.kv.store(args.k_cache, args.v_cache, k, v, out_loc)
         return found
 
 
 class PositionsOffByOne(ComposedOps):
-    def qk_norm_rope_store(self, qkv, q_weight, k_weight, eps, positions, *rest):
-        return super().qk_norm_rope_store(qkv, q_weight, k_weight, eps, (positions - 1).clamp(min=0), *rest)
+    def qk_norm_rope_store(self, qkv, args, positions, out_loc):
+        return super().qk_norm_rope_store(qkv, args, (positions - 1).clamp(min=0), out_loc)
 
 
 class SwapsGateAndUpOfTheActivation(ComposedOps):

@@ -9,7 +9,7 @@ from .triton_ops import act, norm, rope, sample
 if TYPE_CHECKING:
     import torch
 
-    from minisgl_core.plugin_api import OpsSetup, SampleArgs, SamplingMode
+    from minisgl_core.plugin_api import OpsSetup, RopeStoreArgs, SampleArgs, SamplingMode
 
 __all__ = ["CudaOps"]
 
@@ -44,18 +44,10 @@ class CudaOps:
         return self.add_rms_norm(self._all_reduce(x), residual, weight, eps)
 
     def qk_norm_rope_store(
-        self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        eps: float,
-        positions: torch.Tensor,
-        cos_sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out_loc: torch.Tensor,
+        self, qkv: torch.Tensor, args: RopeStoreArgs, positions: torch.Tensor, out_loc: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """qkv (T, (H+2K)*D), changed in place; returns its q (T, H, D), k and v (T, K, D) as views."""
+        q_weight, k_weight, eps, cos_sin, k_cache, v_cache = args
         rope.qk_norm_rope_store(qkv, q_weight, k_weight, eps, positions, cos_sin, k_cache, v_cache, out_loc)
         q, k, v = qkv.view(qkv.shape[0], *self._heads).split(self._split, dim=1)
         return q, k, v

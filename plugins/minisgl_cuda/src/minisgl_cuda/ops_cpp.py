@@ -12,7 +12,7 @@ from .kernels import DEVICES, library
 from .launch import Alive, CompiledLauncher, Kernel, Launcher, Run, Shape
 
 if TYPE_CHECKING:
-    from minisgl_core.plugin_api import OpsSetup
+    from minisgl_core.plugin_api import OpsSetup, RopeStoreArgs
 
 __all__ = ["ACT", "ADD_NORM", "INSTANCES", "NORM", "ROPE", "CompiledOps", "act_shape", "norm_shape", "rope_shape"]
 
@@ -316,18 +316,10 @@ class CompiledOps:
         return x, residual
 
     def qk_norm_rope_store(
-        self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        eps: float,
-        positions: torch.Tensor,
-        cos_sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out_loc: torch.Tensor,
+        self, qkv: torch.Tensor, args: RopeStoreArgs, positions: torch.Tensor, out_loc: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """qkv (T, (H+2K)*D), changed in place; returns its q (T, H, D), k and v (T, K, D) as views."""
+        q_weight, k_weight, eps, cos_sin, k_cache, v_cache = args
         _QK_NORM_ROPE_STORE(qkv, q_weight, k_weight, eps, positions, cos_sin, k_cache, v_cache, out_loc, self._number)
         q, k, v = qkv.view(qkv.shape[0], self._heads, self._dim).split_with_sizes(self._split, 1)
         return q, k, v

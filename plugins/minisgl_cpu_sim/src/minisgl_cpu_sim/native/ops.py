@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minisgl_core.plugin_api import OpsSetup, SampleArgs, SamplingMode
+from minisgl_core.plugin_api import OpsSetup, RopeStoreArgs, SampleArgs, SamplingMode
 
 from .build import library
 from .entry import DTYPE_CODES, kernel, threads
@@ -212,18 +212,10 @@ class NativeOps:
         return self.add_rms_norm(self._all_reduce(x), residual, weight, eps)
 
     def qk_norm_rope_store(
-        self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        eps: float,
-        positions: torch.Tensor,
-        cos_sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out_loc: torch.Tensor,
+        self, qkv: torch.Tensor, args: RopeStoreArgs, positions: torch.Tensor, out_loc: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """qkv (T, (H+2K)*D), changed in place; returns its q (T, H, D), k and v (T, K, D) as views."""
+        q_weight, k_weight, eps, cos_sin, k_cache, v_cache = args
         _QK_NORM_ROPE_STORE(qkv, q_weight, k_weight, eps, positions, cos_sin, k_cache, v_cache, out_loc)
         q, k, v = qkv.view(qkv.shape[0], *self._heads).split(self._split, dim=1)
         return q, k, v
