@@ -50,6 +50,7 @@ class StubConfig:
 
     cache: str = "radix"
     max_prefill_tokens: int = 8192
+    queue: str = "fifo"
 
 
 def next_token(sequence: Sequence[int] | np.ndarray, vocab_size: int) -> int:
@@ -142,12 +143,13 @@ class StubEngine:
         eos_token_ids: frozenset[int] = frozenset(),
         max_prefill_tokens: int = 8192,
         cache: str = "radix",
+        queue: str = "fifo",
         nan_at: Callable[[Req, int], bool] | None = None,
     ) -> None:
         self.num_pages, self.page_size, self.max_seq_len = num_pages, page_size, max_seq_len
         self.max_running_req, self.vocab_size = max_running_req, vocab_size
         self.eos_token_ids = eos_token_ids
-        self.config: Any = StubConfig(cache, max_prefill_tokens)
+        self.config: Any = StubConfig(cache, max_prefill_tokens, queue)
         width = -(-max_seq_len // page_size) * page_size
         self.state = _State(
             np.full((max_running_req, width), -1, dtype=np.int32), np.full(max_running_req, UNWRITTEN, dtype=np.int32)

@@ -46,6 +46,8 @@ class EngineConfig:
     CPU half of this, for the pool alone.
     """
     cache: Literal["radix", "naive"] = "radix"
+    queue: Literal["fifo", "priority"] = "fifo"
+    """Order in which waiting requests are admitted: as they arrive, or by their ``priority`` first."""
     cuda_graph_max_bs: int | None = None
     """Largest batch size to record graphs for; 0 = none; None = the device's default (none on a CPU)."""
     cuda_graph_modes: tuple[SamplingMode, ...] = SAMPLING_MODES
@@ -91,6 +93,7 @@ class EngineConfig:
         check_integer("seed", self.seed, SEEDS.start, SEEDS.stop - 1)
         check_number("memory_ratio", self.memory_ratio, 1, "give a share above 0 and at most 1")
         check_choice("cache", self.cache, ("radix", "naive"))
+        check_choice("queue", self.queue, ("fifo", "priority"))
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
         for name in ("calibrated", "dummy_weights", "progress"):
             check_flag(name, getattr(self, name))

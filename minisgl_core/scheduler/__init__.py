@@ -1,20 +1,25 @@
-"""Which requests run when: continuous batching, chunked prefill, overlap, preemption, abort."""
+"""Scheduling of requests: continuous batching, chunked prefill, overlap, preemption, abort."""
 
 from .limits import Limits
 from .messages import Abort, ClearCache, Finish, FinishReason, Message, NewReq, PromptOut, TokenOut, TokenOuts, TokenRun
 from .records import EngineLike
+from .request_queue import QUEUES, FifoQueue, PriorityQueue, RequestQueue
 from .scheduler import Scheduler, SchedulerStats
 
 __all__ = [
+    "QUEUES",
     "Abort",
     "ClearCache",
     "EngineLike",
+    "FifoQueue",
     "Finish",
     "FinishReason",
     "Limits",
     "Message",
     "NewReq",
+    "PriorityQueue",
     "PromptOut",
+    "RequestQueue",
     "Scheduler",
     "SchedulerStats",
     "TokenOut",

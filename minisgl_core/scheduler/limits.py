@@ -1,8 +1,8 @@
-"""What a request may ask for: checked before anything is spent on it."""
+"""What a request may demand of an engine, checked before any work is done for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from minisgl_core.errors import AdmissionError
 
@@ -13,27 +13,33 @@ if TYPE_CHECKING:
 
     from minisgl_core.core import SamplingParams
 
-__all__ = ["Limits"]
+__all__ = ["MAX_PRIORITY", "Limits"]
+
+MAX_PRIORITY: Final = 100
+"""Bounds how long a request can be overtaken: by ``2 * MAX_PRIORITY`` levels at most."""
 
 
 class Limits(NamedTuple):
-    """Of one engine, in tokens."""
+    """Limits of one engine; lengths are in tokens."""
 
     max_seq_len: int
     """Longest prompt plus output that the context allows."""
     pool_tokens: int | None
     """Slots of the KV pool; None before it is sized."""
     vocab_size: int
+    uses_priority: bool = False
+    """Whether the queue orders requests by priority."""
 
     @property
     def max_total_len(self) -> int:
         """Longest prompt plus output of a request that has the pool to itself."""
         return self.max_seq_len if self.pool_tokens is None else min(self.max_seq_len, self.pool_tokens)
 
-    def check(self, input_ids: np.ndarray, params: SamplingParams) -> None:
+    def check(self, input_ids: np.ndarray, params: SamplingParams, priority: int = 0) -> None:
         """Raise :class:`AdmissionError` for a request that can never be served; nothing is ever truncated."""
         self._check_prompt(input_ids, longest=self.max_total_len - (params.max_tokens != 0))
         self._check_params(params)
+        self.check_priority(priority)
 
     def _check_prompt(self, input_ids: np.ndarray, longest: int) -> None:
         length = len(input_ids)
@@ -89,6 +95,24 @@ class Limits(NamedTuple):
                     value=wanted,
                     remedy=f"this model has only {self.vocab_size} tokens",
                 )
+
+    def check_priority(self, priority: int) -> None:
+        """Raise :class:`AdmissionError` for a value that is out of range or that the queue would ignore."""
+        is_integer = isinstance(cast("object", priority), int) and not isinstance(priority, bool)
+        if not is_integer or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise AdmissionError(
+                f"`priority` is {priority!r:.40}",
+                field="priority",
+                value=priority,
+                remedy=f"give an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}; higher is admitted first",
+            )
+        if priority and not self.uses_priority:
+            raise AdmissionError(
+                f"`priority` is {priority}, but this engine admits requests in the order of their arrival",
+                field="priority",
+                value=priority,
+                remedy='set `queue="priority"`',
+            )
 
     def output_len(self, prompt_len: int, params: SamplingParams) -> int:
         """Tokens that may be generated: ``max_tokens``, capped at what context and pool leave (it then ends with

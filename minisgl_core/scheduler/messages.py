@@ -1,4 +1,4 @@
-"""What goes into a scheduler and what comes out. Plain data: every tensor-parallel rank is sent the same messages."""
+"""Input and output of a scheduler, as plain data: every tensor-parallel rank receives the same messages."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class NewReq:
     """A prompt to serve: ``input_ids`` (N,) int32.
 
-    With ``params.n`` above 1 it becomes that many Reqs, with the uids ``uid``, ``uid + 1``, ...; each of them is
-    answered, and may be finished, by itself. No two live Reqs may share a uid.
+    With ``params.n`` above 1 it becomes that many Reqs, with the uids ``uid``, ``uid + 1``, ...; each of them has an
+    answer of its own, and may be finished separately. No two live Reqs may share a uid.
     """
 
     uid: int
     input_ids: np.ndarray
     params: SamplingParams
+    priority: int = 0
+    """Higher is admitted first, with the setting ``queue = "priority"``; other queues refuse a value other than 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Nobody wants the tokens of these ``n`` Reqs, ``uid`` and those after it, any more.
+    """End the ``n`` Reqs with the uids ``uid``, ``uid + 1``, ...: their tokens are no longer wanted.
 
-    With the ``n`` of its :class:`NewReq` it ends a request with all of its choices. An unknown uid is ignored: it may
-    just have ended.
+    With the ``n`` of its :class:`NewReq` it ends a request with all of its choices. An unknown uid is ignored: its Req
+    may just have ended.
     """
 
     uid: int
@@ -56,21 +58,21 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A stop string was found in this Req's text: as :class:`Abort`, but the finish reason is "stop"."""
+    """End a Req in whose text a stop string was found: like :class:`Abort`, with the finish reason "stop"."""
 
     uid: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClearCache:
-    """Forget every cached prefix that no running Req uses."""
+    """Drop every cached prefix that no running Req uses."""
 
 
 Message = NewReq | Abort | Finish | ClearCache
 
 
 class PromptOut(NamedTuple):
-    """What is known of a prompt: once per request, before its first token. Of several choices, the first one's.
+    """Facts about a prompt, sent once per request, before its first token, with the uid of its first choice.
 
     A request that is refused, or ends before it is admitted, has none.
     """
@@ -83,10 +85,10 @@ class PromptOut(NamedTuple):
 
 
 class TokenOut(NamedTuple):
-    """One token of one Req, or its end, or both. The token that made it stop is included.
+    """One token of one Req, or its end, or both. The token that ends it is included.
 
-    ``token`` is None when the end came without a token: refused, aborted, finished by a stop string, failed, or only
-    its prompt was to be scored.
+    ``token`` is None where a Req ends without one: refused, aborted, finished by a stop string, failed, or with only
+    its prompt to be scored.
     """
 
     uid: int
@@ -95,21 +97,21 @@ class TokenOut(NamedTuple):
     error: str | None = None
     logprobs: TokenLogprobs | None = None
     stop_reason: int | None = None
-    """The one of ``stop_token_ids`` that ended it; None if the model's own end token did, or something else."""
+    """The id of ``stop_token_ids`` that ended it; None if the model's end token or something else did."""
 
 
 class TokenRun(NamedTuple):
-    """One token each for many requests, none of which ends with it."""
+    """One token each for many Reqs, none of which ends with it."""
 
     uids: list[int]
-    """Shared between steps: not to be changed."""
+    """Shared between steps: do not change it."""
     tokens: list[int]
 
 
 class TokenOuts:
-    """What a step brought, in order: iterate for a :class:`TokenOut` each.
+    """The output of a step, in order. Iterating yields each token as a :class:`TokenOut`.
 
-    ``parts`` says the same in fewer objects, for readers that deal with many requests, and has the :class:`PromptOut`.
+    ``parts`` has the same tokens in fewer objects, for readers that serve many requests, and each :class:`PromptOut`.
     """
 
     __slots__ = ("parts",)

@@ -1,4 +1,4 @@
-"""The scheduler's own records, and the engine as it sees it."""
+"""The scheduler's own records, and the part of the engine that it uses."""
 
 from __future__ import annotations
 
@@ -9,58 +9,65 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from minisgl_core.core import Batch, Req, SamplingParams
+    from minisgl_core.core import Batch, SamplingParams
     from minisgl_core.engine import TokenLogprobs
     from minisgl_core.kvcache import CacheHandle
 
     from .messages import FinishReason
 
-__all__ = ["EngineLike", "Flight", "ForwardOutputLike", "PendingReq", "ReqState", "StateLike"]
+__all__ = ["EngineLike", "ForwardOutputLike", "InFlightBatch", "PendingReq", "ReqState", "StateLike"]
 
 
 @dataclass(slots=True, eq=False)
 class PendingReq:
-    """A request that waits to be admitted, for the first time or, preempted, again."""
+    """A request that waits to be admitted, for the first time or, after a preemption, again."""
 
     uid: int
     tokens: np.ndarray
-    """(N,) int32: the prompt and what was generated before a preemption."""
+    """(N,) int32: the prompt, and what was generated before a preemption."""
     prompt_len: int
     output_len: int
     """Tokens it may still generate."""
     params: SamplingParams
-    announced: bool = False
-    """Was its :class:`PromptOut` sent? True as well for the choices that have none."""
+    priority: int = 0
+    arrival_step: int = 0
+    """The number of scheduler steps before it arrived."""
+    prompt_out_sent: bool = False
+    """Whether its :class:`PromptOut` was sent. True as well for choices that have none."""
 
 
 @dataclass(slots=True, eq=False)
 class ReqState:
-    """``Req.extra``: what an admitted Req holds, beside its pages, and how it ended."""
+    """``Req.extra``: what an admitted Req holds besides its pages, and how it ended."""
 
     handle: CacheHandle
-    announced: bool
-    """As in :class:`PendingReq`."""
+    pending: PendingReq
+    """The request as it was admitted."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the chunks so far, until they are all there."""
+    """Scores of the chunks computed so far, until they are complete."""
     outcome: FinishReason | None = None
-    """Set when it has ended; a token that a pass in flight still brings for it is dropped."""
-    poisoned: bool = False
-    """Its logits were NaN, so its KV may be too."""
+    """Set when it has ended. A token that a pass in flight still computes for it is dropped."""
+    has_nan: bool = False
+    """Its logits were NaN, so its KV may be as well."""
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
-    """A launched batch whose tokens have not been processed."""
+class InFlightBatch:
+    """A scheduled batch whose tokens have not been processed. ``out`` is set when it is launched."""
 
-    reqs: list[Req]
+    batch: Batch
     uids: list[int]
-    rows: np.ndarray
-    """(B,) int64: each Req's ``table_idx``"""
-    out: ForwardOutputLike
     plain: bool
-    """Every row brings a token, and none of them its Req's last by length."""
-    chunks: frozenset[int] = field(default_factory=frozenset)
-    """Rows that prefilled a part of their prompt only: their sampled token means nothing."""
+    """Every row yields a token, and none of them is its Req's last by length."""
+    chunks: frozenset[int] = frozenset()
+    """Rows that prefilled only part of their prompt: their sampled token means nothing."""
+    out: ForwardOutputLike = field(init=False)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(B,) int64: each Req's ``table_idx``"""
+        assert self.batch.table_idx is not None
+        return self.batch.table_idx
 
 
 class ForwardOutputLike(Protocol):

@@ -1,4 +1,4 @@
-"""Table rows and pages: what a Req needs to run, handed out and taken back."""
+"""Table rows and pages, which a Req needs to run: allocation and release."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Resources"]
 
-AHEAD: Final = 16
-"""Tokens that a decoding Req is given slots for in advance, so that a steady step allocates nothing."""
-CLAIMS: Final = ((32, 64), (8, 24), (0, AHEAD), (0, 0))
-"""Who has slots for fewer tokens than the first number gets them for the second: the Reqs of a batch then run out
-together, and the passes in between allocate nothing. The first claim is made of idle pages only: prefixes are never
-evicted for it. The last is what the next pass cannot do without.
+MIN_LOOKAHEAD: Final = 16
+"""Tokens that a decoding Req has slots for in advance, so that a steady step allocates nothing."""
+LOOKAHEAD: Final = ((32, 64), (8, 24), (0, MIN_LOOKAHEAD), (0, 0))
+"""(low, target) in tokens: Reqs with slots for fewer than ``low`` more tokens get slots for ``target``. The Reqs of a
+batch then run out together, and the passes in between allocate nothing. Pairs are tried in order; the first uses idle
+pages only, and never evicts a prefix; the last is what the next pass cannot do without.
 """
 
 
 class Resources:
-    """Owns the free rows and the :class:`CacheManager` of one engine; ``state`` is told what the page table must say.
+    """Owns the free rows and the :class:`CacheManager` of one engine, and writes the page table through ``state``.
 
-    ``max_len``: of the longest Req, in tokens. Pages are held by row, in token order; the first ``handle.cached_len /
-    S`` of a Req belong to the prefix cache. ``rows`` (B,) int64 are rows of Reqs. ``distrust`` is given free pages that
-    may hold NaN, before they are handed out again.
+    ``max_len``: tokens of the longest Req. Pages are held by row, in token order; the first ``handle.cached_len / S``
+    pages of a Req belong to the prefix cache. ``rows`` (B,) int64 are rows of Reqs. ``distrust`` is called with free
+    pages that may hold NaN, before they are allocated again.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Resources:
     # ---- admission -----------------------------------------------------------------------------------------------
 
     def admit(self, pending: PendingReq, running: np.ndarray) -> Req | None:
-        """A row and pages for all tokens of ``pending``; None if they are not there.
+        """A row and pages for all tokens of ``pending``; None if they are not available.
 
-        Leaves the rows ``running`` pages for :data:`AHEAD` more tokens each, lest one of them be preempted at once.
-        With nothing running only the tokens themselves must fit, which :class:`Limits` has made sure of.
+        Leaves the rows ``running`` pages for :data:`MIN_LOOKAHEAD` more tokens each, so that none of them is
+        preempted at once. With nothing running only the tokens themselves must fit, as :class:`Limits` ensures.
         """
         if not self.free_rows:
             return None
         length, final = len(pending.tokens), len(pending.tokens) + max(pending.output_len - 1, 0)
-        # The last token is always computed: it brings the logits. Where the prompt is scored, each of its tokens does.
+        # The last token is always computed: its logits are needed. Where the prompt is scored, all of them are.
         handle = self.manager.match(pending.tokens[: -1 if pending.params.prompt_logprobs is None else 0])
         self.manager.lock(handle)
-        pages = self.manager.pages_for(min(length + AHEAD, final)) - len(handle.pages)
-        if pages + int(self._missing(running, AHEAD).sum()) > self.manager.available_pages:
+        pages = self.manager.pages_for(min(length + MIN_LOOKAHEAD, final)) - len(handle.pages)
+        if pages + int(self._missing(running, MIN_LOOKAHEAD).sum()) > self.manager.available_pages:
             pages = self.manager.pages_for(length) - len(handle.pages)
             if running.size or pages > self.manager.available_pages:
                 self.manager.unlock(handle)
@@ -97,7 +97,7 @@ class Resources:
         req.prompt_len = pending.prompt_len  # what a preempted Req had generated stays output
         if not pending.params.ignore_eos:
             req.stop_ids |= self.eos_token_ids
-        req.extra = ReqState(handle, pending.announced)
+        req.extra = ReqState(handle, pending)
         self._pages[req.table_idx, : len(pages)] = pages
         self._held[req.table_idx] = len(pages)
         self._state.set_slots(req.table_idx, 0, page_slots(pages, self.manager.page_size))
@@ -106,7 +106,7 @@ class Resources:
     # ---- while it runs -------------------------------------------------------------------------------------------
 
     def publish(self, req: Req) -> None:
-        """Share the prompt's pages as far as the pass about to be launched fills them.
+        """Share the prompt's pages as far as the next pass fills them.
 
         Later passes, and other rows of the same one, may read them: K and V of a whole pass are stored before any of
         its attention runs, layer by layer.
@@ -116,15 +116,15 @@ class Resources:
         req.cache_handle = state.handle
 
     def grow(self, rows: np.ndarray) -> bool:
-        """Slots for the next decode pass of all ``rows`` and for some after it; False if not even those of the next."""
+        """Allocate slots for the next decode pass of ``rows`` and for some later ones; False if the next lacks any."""
         limit = self.manager.free_pages
-        for low, ahead in CLAIMS:
+        for low, target in LOOKAHEAD:
             short = rows[self._missing(rows, low) > 0]
             if not short.size:
                 return True
-            missing = self._missing(short, ahead)
+            missing = self._missing(short, target)
             if missing.sum() <= limit:
-                self._hand_out(short, missing)
+                self._allocate(short, missing)
                 return True
             limit = self.manager.available_pages
         return False
@@ -136,7 +136,7 @@ class Resources:
         missing: np.ndarray = np.maximum(-(-tokens // self.manager.page_size) - self._held[rows], 0)
         return missing
 
-    def _hand_out(self, rows: np.ndarray, counts: np.ndarray) -> None:
+    def _allocate(self, rows: np.ndarray, counts: np.ndarray) -> None:
         """Give each of ``rows`` its ``counts`` (B,) of pages, from one allocation."""
         pages, size, held = self.manager.allocate(int(counts.sum())), self.manager.page_size, self._held[rows]
         self._pages[np.repeat(rows, counts), run_places(held, counts)] = pages
@@ -144,13 +144,13 @@ class Resources:
         self._held[rows] = held + counts
 
     def reclaim(self, rows: np.ndarray) -> bool:
-        """Take back the pages that ``rows`` claimed ahead and have no tokens for; was there any?
+        """Take back the lookahead pages of ``rows``, which hold no tokens yet; return whether there were any.
 
-        No pass may be in flight: what one may touch is then below the lengths. Entries of the page table past a row's
-        length go on to name these slots; nothing looks there before the row is given others.
+        No pass may be in flight: only then do passes touch nothing past the lengths. Entries of the page table past a
+        row's length still name these slots; nothing reads them before the row gets others.
         """
         table, held = self.table, self._held[rows]
-        tokens = np.maximum(table.device_len[rows], table.num_tokens[rows])  # of a prompt computed in part: all of it
+        tokens = np.maximum(table.device_len[rows], table.num_tokens[rows])  # the whole of a partial prompt
         needed = np.minimum(-(-tokens // self.manager.page_size), held)
         unused = held - needed
         if not unused.any():
@@ -159,7 +159,7 @@ class Resources:
         self._held[rows] = needed
         return True
 
-    def quiet_passes(self, rows: np.ndarray) -> int:
+    def steps_until_refresh(self, rows: np.ndarray) -> int:
         """Decode passes that can be launched before one of ``rows`` needs slots or reaches its last token."""
         table = self.table
         bounds = np.minimum(self._held[rows] * self.manager.page_size + 1, table.max_device_len[rows])
@@ -168,15 +168,15 @@ class Resources:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def release(self, req: Req) -> None:
-        """Row and pages back; no pass in flight may touch them any more. What has been computed stays as a prefix."""
+        """Free row and pages, which no pass in flight may use. What has been computed stays as a cached prefix."""
         state: ReqState = req.extra
-        if state.poisoned:
+        if state.has_nan:
             self._distrust(self.manager.drop_req(self.pages(req), state.handle))
         else:
             with_kv = min(req.cached_len, req.num_tokens)  # a dropped token has KV but no id
             self.manager.cache_req(req.tokens[:with_kv], self.pages(req), state.handle)
         self.free_rows.append(req.table_idx)
-        req.extra = req.cache_handle = None  # who still has the Req, as the last of its row, keeps no prefix with it
+        req.extra = req.cache_handle = None  # a reference to the Req that is left over keeps no prefix alive
 
     def check(self, reqs: Collection[Req]) -> None:
         """Raise :class:`IntegrityError` unless rows and pages are all accounted for by ``reqs`` and the free ones."""

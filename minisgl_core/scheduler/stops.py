@@ -1,4 +1,4 @@
-"""Which token ids may end a request: asked for every sampled token, so the answer is one look into an array."""
+"""Which token ids may end a request. Every sampled token is looked up, so the lookup is one array access."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["StopIds"]
 
 
 class StopIds:
-    """Counts, for each token id, the admitted Reqs that it stops; an id that stops none is forgotten at once.
+    """Counts, for each token id, the admitted Reqs that it stops; an id that stops none is dropped at once.
 
     Each :meth:`add` needs its :meth:`remove`. Ids are below ``vocab_size``.
     """
@@ -21,15 +21,15 @@ class StopIds:
     def __init__(self, vocab_size: int) -> None:
         self._count = np.zeros(vocab_size, dtype=np.int32)
         self._stops = np.zeros(vocab_size + 1, dtype=bool)
-        """The last entry is that of -1, NaN logits: these end any Req."""
+        """The last entry is for -1, which means NaN logits and ends any Req."""
         self._stops[-1] = True
 
     def add(self, ids: frozenset[int]) -> None:
-        """A Req that these ids stop is admitted."""
+        """Count a Req that these ids stop, when it is admitted."""
         self._change(ids, 1)
 
     def remove(self, ids: frozenset[int]) -> None:
-        """It holds nothing any more."""
+        """Stop counting it, when it is released."""
         self._change(ids, -1)
 
     def _change(self, ids: frozenset[int], by: int) -> None:
@@ -38,7 +38,7 @@ class StopIds:
             self._count[places] += by
             self._stops[places] = self._count[places] > 0
 
-    def among(self, tokens: np.ndarray) -> np.ndarray:
+    def contains(self, tokens: np.ndarray) -> np.ndarray:
         """tokens (B,) int32 -> (B,) bool: those that may end some Req. -1 is one of them."""
         stops: np.ndarray = self._stops[tokens]
         return stops

@@ -44,6 +44,7 @@ class EngineSettings(_Section):
         default="auto", description="tokens per KV page; auto = what the backends like"
     )
     cache: Literal["radix", "naive"] = Field(default="radix", description="prefix cache")
+    queue: Literal["fifo", "priority"] = Field(default="fifo", description="order in which requests are admitted")
     max_running_req: Positive = Field(default=256, description="most requests in one batch")
     max_seq_len_override: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="longest prompt plus output; unset = the model's limit"

@@ -102,17 +102,17 @@ def _variable(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 def test_a_stop_id_is_forgotten_with_the_last_request_that_it_stops() -> None:
     stops = StopIds(10)
     tokens = np.array([3, 4, 5, -1], dtype=np.int32)
-    assert stops.among(tokens).tolist() == [False, False, False, True]
+    assert stops.contains(tokens).tolist() == [False, False, False, True]
     for ids in (frozenset([3, 4]), frozenset([4, 5]), frozenset[int]()):
         stops.add(ids)
-    assert stops.among(tokens).tolist() == [True, True, True, True]
+    assert stops.contains(tokens).tolist() == [True, True, True, True]
     stops.remove(frozenset([3, 4]))
-    assert stops.among(tokens).tolist() == [False, True, True, True]
+    assert stops.contains(tokens).tolist() == [False, True, True, True]
     stops.check([frozenset([4, 5])])
     for expected in ([], [frozenset([4])], [frozenset([4, 5]), frozenset([5])]):
         _assert_unbalanced(stops, expected)
     stops.remove(frozenset([4, 5]))
-    assert stops.among(tokens).tolist() == [False, False, False, True]
+    assert stops.contains(tokens).tolist() == [False, False, False, True]
     stops.check([])
 
 

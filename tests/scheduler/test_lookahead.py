@@ -1,4 +1,4 @@
-"""Slots are claimed for many Reqs at once, and seldom."""
+"""Lookahead pages are allocated for many Reqs at once, and seldom."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 def make(**settings: Any) -> tuple[Scheduler, list[list[int]]]:
-    """A scheduler, and the slots of each Req in every claim that it will make for running Reqs."""
-    engine, claims = StubEngine(vocab_size=VOCAB, **settings), list[list[int]]()
+    """A scheduler, and the slots of each Req in every allocation that it will make for running Reqs."""
+    engine, allocations = StubEngine(vocab_size=VOCAB, **settings), list[list[int]]()
     extend_slots = engine.state.extend_slots
 
     def spy(rows: Any, starts: Any, counts: Any, slots: Any) -> None:
-        claims.append(counts.tolist())
+        allocations.append(counts.tolist())
         extend_slots(rows, starts, counts, slots)
 
     engine.state.extend_slots = spy  # type: ignore[method-assign]
-    return Scheduler(engine), claims
+    return Scheduler(engine), allocations
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_a_claim_is_at_least_16_tokens(page_size: int) -> None:
-    scheduler, claims = make(num_pages=1000, page_size=page_size, max_running_req=4)
+def test_lookahead_is_at_least_16_tokens(page_size: int) -> None:
+    scheduler, allocations = make(num_pages=1000, page_size=page_size, max_running_req=4)
     serve(scheduler, [new(uid, prompt_of(5, uid), 100) for uid in range(4)])
-    assert 1 <= len(claims) <= 100 // 16
-    assert all(len(counts) == 4 and min(counts) >= 16 for counts in claims)
+    assert 1 <= len(allocations) <= 100 // 16
+    assert all(len(counts) == 4 and min(counts) >= 16 for counts in allocations)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_rows_that_join_at_different_times_run_out_of_slots_together(page_size: int) -> None:
-    scheduler, claims = make(num_pages=4000, page_size=page_size, max_running_req=8, max_seq_len=400)
+    scheduler, allocations = make(num_pages=4000, page_size=page_size, max_running_req=8, max_seq_len=400)
     tokens: dict[int, list[int]] = {uid: [] for uid in range(8)}
     for uid in range(8):
         scheduler.apply([new(uid, prompt_of(5, uid), 300)])
@@ -55,21 +55,21 @@ def test_rows_that_join_at_different_times_run_out_of_slots_together(page_size: 
                 tokens[out.uid].append(out.token or 0)
     for uid, answer in serve(scheduler, []).items():
         assert tokens[uid] + answer.tokens == expected_tokens(prompt_of(5, uid), 300, VOCAB)
-    rows = [len(counts) for counts in claims]
-    assert rows[:8] == [1] * 8, "each claims as it joins"
+    rows = [len(counts) for counts in allocations]
+    assert rows[:8] == [1] * 8, "each Req gets its own as it joins"
     assert 3 <= rows[8:].count(8) == len(rows) - 8 <= 300 // 32
 
 
 def test_where_the_pool_cannot_give_64_tokens_to_all_it_gives_fewer() -> None:
-    scheduler, claims = make(num_pages=400, max_running_req=6)
+    scheduler, allocations = make(num_pages=400, max_running_req=6)
     scheduler.apply([new(uid, prompt_of(5, uid), 100) for uid in range(6)])
     tokens: dict[int, list[int]] = {uid: [] for uid in range(6)}
     while len(tokens[5]) < 40:
         for out in scheduler.step():
             tokens[out.uid].append(out.token or 0)
     assert all(found == expected_tokens(prompt_of(5, uid), len(found), VOCAB) for uid, found in tokens.items())
-    assert claims
-    assert {count for counts in claims for count in counts} <= set(range(16, 26))
+    assert allocations
+    assert {count for counts in allocations for count in counts} <= set(range(16, 26))
     assert scheduler.stats.preemptions == 0
 
 
@@ -88,8 +88,8 @@ def test_when_all_requests_end_for_want_of_pages_the_next_one_starts(overlap: bo
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_unused_claims_are_taken_back_before_a_request_is_preempted(page_size: int, overlap: bool) -> None:
-    """The first claims slots for 73 tokens of 100 while it is alone and ends at its 48th; the second uses 47."""
+def test_lookahead_is_taken_back_before_a_request_is_preempted(page_size: int, overlap: bool) -> None:
+    """The first gets slots for 73 tokens of 100 while it is alone and ends at its 48th; the second uses 47."""
     vocab, prompts = 5000, [prompt_of(8, seed) for seed in range(2)]
     first = expected_tokens(prompts[0], 40, vocab)
     engine = StubEngine(num_pages=100 // page_size, page_size=page_size, vocab_size=vocab)
@@ -105,8 +105,8 @@ def test_unused_claims_are_taken_back_before_a_request_is_preempted(page_size: i
     assert both >= 36, "they ran together to the end of the first"
 
 
-def test_what_a_prompt_in_part_claimed_beyond_its_tokens_is_taken_back(overlap: bool) -> None:
-    """One token of a prompt of 200 is computed at a time, with 216 pages claimed; 79 are left for the running one,
+def test_lookahead_of_a_partial_prompt_is_taken_back(overlap: bool) -> None:
+    """One token of a prompt of 200 is computed at a time, with 216 pages allocated; 79 are left for the running one,
     which needs three more before the prompt is done.
     """
     vocab, prompts = 5000, [prompt_of(8, 0), prompt_of(200, 1)]
