@@ -23,13 +23,13 @@ from unittest.mock import patch
 
 import numpy as np
 from commandline import Parser, about, keep, output, positive, run
-from stub_engine import NullEngine
 from tqdm import tqdm
 
 from minisgl_core import LLM, AsyncLLM, SamplingParams
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.scheduler import Message, NewReq, Scheduler, TokenOuts
+from minisgl_core.testing import NullEngine
 
 PROMPT = list(range(3, 19))
 LONGEST = 1 << 14

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from commandline import Parser, about, keep, output, positive, run
+from host_step import cpu_name, host_microseconds
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -32,10 +33,6 @@ from minisgl_core.demo_model import ensure_demo_model
 from minisgl_core.errors import UsageError
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
-
-sys.path.insert(0, str(Path(__file__).parent))
-from commandline import Parser, about, keep, output, positive, run
-from host_step import cpu_name, host_microseconds
 
 DECODE_TOKENS, PROMPT_LEN, PREFILL_LEN = 32, 32, 512
 SHARED_PREFIX, SHARED_REQUESTS = 256, 32

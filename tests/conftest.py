@@ -1,10 +1,8 @@
-"""Fixtures that all rooms share: the tiny checkpoints and transformers' answers on them."""
+"""Fixtures that the tests of all packages share: the tiny checkpoints and transformers' answers on them."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,22 +18,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def load_tool(name: str) -> ModuleType:
-    """A module of tests/tools, loaded by path once per process."""
-    full = f"minisgl_test_tools_{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, Path(__file__).parent / "tools" / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[full] = module
-        spec.loader.exec_module(module)
-    return sys.modules[full]
-
-
 @pytest.fixture(scope="session")
 def checkpoints() -> ModuleType:
-    """The module tests/tools/make_checkpoints.py: ``RECIPES``, ``ensure_checkpoint``, ``reference``."""
-    return load_tool("make_checkpoints")
+    """The module ``support.make_checkpoints``: ``RECIPES``, ``ensure_checkpoint``, ``reference``."""
+    from support import make_checkpoints
+
+    return make_checkpoints
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The conformance kit: does a backend do what its role's contract says and its caps claim?
 
-Two ways in: inherit a suite in a test module (:class:`AttentionSuite` and its like), or ``minisgl verify ROLE:NAME``.
+Two ways in: inherit a suite in a test module, such as :class:`AttentionSuite`, or run ``minisgl verify ROLE:NAME``.
+:class:`StubEngine` replaces the engine in tests of a scheduler.
 """
 
 from .attention import AttentionCheck
@@ -19,6 +20,7 @@ from .ops import OpsCheck
 from .ops_sample import SampleCheck
 from .report import Report, verify
 from .run import Outcome, assert_conforms, run_check, run_checks
+from .stub_engine import NullEngine, StubEngine, expected_tokens
 from .suite import (
     AttentionSuite,
     CommSuite,
@@ -53,15 +55,18 @@ __all__ = [
     "Mismatch",
     "MoECheck",
     "MoESuite",
+    "NullEngine",
     "OpsCheck",
     "OpsSuite",
     "Outcome",
     "Report",
     "Result",
     "SampleCheck",
+    "StubEngine",
     "Suite",
     "assert_conforms",
     "checks_of",
+    "expected_tokens",
     "run_check",
     "run_checks",
     "suite_for",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,10 +25,7 @@ from minisgl_core.engine import EngineConfig
 from minisgl_core.env import ENV
 from minisgl_core.errors import BackendError, UsageError
 from minisgl_core.modelconfig.geometries import geometry
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from bench_targets import mute
+from support.bench_targets import mute
 
 TINY = ("--geometry", "tiny", "--num-page-override", "9000", "--requests", "2", "--short")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from support.child_env import child_env
 
 pytest.importorskip("triton", reason="some scripts need triton")
 
@@ -58,7 +59,6 @@ WRONG = {
 CHILD = """
 import contextlib, io, json, runpy, sys
 folder, calls = sys.argv[1], json.loads(sys.argv[2])
-sys.path.insert(0, folder)
 for name, *arguments in calls:
     out, error, code = io.StringIO(), io.StringIO(), None
     sys.argv = [name + ".py", *arguments]
@@ -79,8 +79,8 @@ class Ended(NamedTuple):
 
 
 def without_gpu() -> dict[str, str]:
-    environment = {name: text for name, text in os.environ.items() if name != "OUT"}
-    return {**environment, "CUDA_VISIBLE_DEVICES": ""}
+    environment = child_env(FOLDER, CUDA_VISIBLE_DEVICES="")
+    return {name: text for name, text in environment.items() if name != "OUT"}
 
 
 @pytest.fixture(scope="module")

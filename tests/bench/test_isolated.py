@@ -12,10 +12,8 @@ import pytest
 
 from minisgl_core.bench.isolated import Lost, supervised
 from minisgl_core.env import ENV
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from bench_targets import act
+from support.bench_targets import act
+from support.child_env import child_env
 
 
 def test_each_item_is_heard_of_whatever_the_others_do() -> None:
@@ -34,9 +32,7 @@ def test_each_item_is_heard_of_whatever_the_others_do() -> None:
 
 
 _DIES = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from bench_targets import act
+from support.bench_targets import act
 from minisgl_core.bench.isolated import supervised
 if __name__ == "__main__":
     print([type(message).__name__ for _, message in supervised(act, "job", ["die"], limit_s=120.0)])
@@ -46,8 +42,9 @@ if __name__ == "__main__":
 def test_a_process_that_dies_leaves_no_semaphore_of_a_progress_bar(tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
     script.write_text(_DIES)
-    arguments = [sys.executable, str(script), str(Path(__file__).parents[1] / "tools")]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=child_env(), capture_output=True, text=True, check=True, timeout=120
+    )
     assert (done.stdout, done.stderr) == ("['tuple', 'Lost']\n", "")
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +12,7 @@ from minisgl_core.bench.measure import Figures, Result, measure
 from minisgl_core.bench.workloads import Workload, make_workload
 from minisgl_core.errors import EngineError
 from minisgl_core.modelconfig.geometries import geometry
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from timed_llm import TimedLLM
+from support.timed_llm import TimedLLM
 
 CEILINGS = Ceilings(1e9, 1e12)
 WORK = Workload("offline", ((1, 2, 3, 4), (5, 6, 7, 8, 9, 10)), (5, 1), 0.6)

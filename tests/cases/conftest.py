@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "tools"), str(ROOT / "tools")]
 
 
 @pytest.fixture(scope="session", autouse=True)

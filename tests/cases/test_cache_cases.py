@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from driver import Driver, greedy, make_engine, make_req
 
 from minisgl_core.core import Batch
+from support.driver import Driver, greedy, make_engine, make_req
 
 Prompts = Callable[..., list[int]]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from driver import Driver, greedy, make_engine, prefill_logits
-from edits import Tensors, edited, load_tensors
 from safetensors.torch import save_file
 
 from minisgl_core.errors import CheckpointError
+from support.driver import Driver, greedy, make_engine, prefill_logits
+from support.edited_checkpoints import Tensors, edited, load_tensors
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [400, 30]]
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from dataclasses import replace
 from importlib.resources import files
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from timed_llm import TimedLLM
 
 from minisgl_core.bench.limits import Ceilings, PassFacts, pass_seconds
 from minisgl_core.bench.measure import measure
@@ -23,6 +21,7 @@ from minisgl_core.bench.provenance import commit, provenance
 from minisgl_core.bench.workloads import Workload
 from minisgl_core.cli.app import main
 from minisgl_core.modelconfig.geometries import geometry
+from support.timed_llm import TimedLLM
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -80,7 +79,6 @@ def test_case_139_a_device_without_measurements_uses_the_library() -> None:
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-14b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-4b"])
 def test_case_139_the_next_measurement_covers_the_weights_of_other_models(name: str) -> None:
     pytest.importorskip("triton")
-    sys.path.insert(0, str(ROOT / "benchmarks"))
     from gpu_linear import MODELS, shapes_of
     from gpu_linear_fused import SHAPES as FUSED
 

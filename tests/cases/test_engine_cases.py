@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from driver import Driver, greedy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl_core.builtin.linear import PlainLinear
@@ -25,6 +24,7 @@ from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.planning import make_plan
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.modelconfig import read_model_config
+from support.driver import Driver, greedy
 
 Fields = Callable[[Engine, Batch, int, int], None]
 
@@ -192,7 +192,7 @@ def tail_plan(folder: Path, *, finite_tail: bool, **settings: Any) -> dict[str, 
     config = EngineConfig(str(folder), device="cpu", progress=False, backends=backends, **settings)
     plan = make_plan(config, read_model_config(str(folder)))
     choice = replace(
-        plan.choice("attention", phase="decode"), factory="tail_reader:TailReader", finite_tail=finite_tail
+        plan.choice("attention", phase="decode"), factory="support.tail_reader:TailReader", finite_tail=finite_tail
     )
     buckets = [replace(b, choice=choice) if b.entry.role == "attention" else b for b in plan.buckets]
     return replace(plan, buckets=tuple(buckets)).to_json()

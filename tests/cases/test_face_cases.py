@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from driver import greedy
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import AdmissionError, ConfigError, UsageError
 from minisgl_core.llm import LLM, AsyncLLM, prepare_prompts
 from minisgl_core.scheduler import Limits
+from support.driver import greedy
 
 SETTINGS: dict[str, Any] = {
     "dtype": torch.float32,

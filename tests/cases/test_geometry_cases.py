@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from driver import Driver, greedy, make_engine, make_req
 
 from minisgl_core.core import Batch
 from minisgl_core.errors import MinisglError
 from minisgl_core.llm import LLM
+from support.driver import Driver, greedy, make_engine, make_req
 
 PROMPT, STEPS = 33, 8
 RATIOS = [(9, 3, 64), (15, 5, 64), (14, 2, 64), (12, 2, 64), (40, 8, 64), (24, 4, 128), (28, 4, 128), (8, 1, 128)]

@@ -14,14 +14,14 @@ from typing import Any
 
 import gguf
 import pytest
-from driver import Driver, greedy
-from edits import edited
-from gguf_edits import copied, read, split, write
 
 from minisgl_core.cli.app import COMMANDS, main
 from minisgl_core.errors import CheckpointError, ConfigError
 from minisgl_core.inputs import warn_once
 from minisgl_core.llm import LLM
+from support.driver import Driver, greedy
+from support.edited_checkpoints import edited
+from support.edited_gguf import copied, read, split, write
 
 ROPE = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 2.0}
 SETTINGS = {"num_page_override": 64, "page_size": 16, "max_seq_len_override": 128}

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from driver import Driver, greedy
-from edits import edited
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import AdmissionError
 from minisgl_core.llm import LLM
+from support.driver import Driver, greedy
+from support.edited_checkpoints import edited
 
 Prompts = Callable[..., list[int]]
 SETTINGS: dict[str, Any] = {"dtype": torch.float32, "page_size": 1, "num_page_override": 256, "progress": False}

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from driver import Driver, greedy
-from edits import edited
+
+from support.driver import Driver, greedy
+from support.edited_checkpoints import edited
 
 MODEL = "mistral-full"
 PROMPTS = [torch.randint(3, 500, (12,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(3)]

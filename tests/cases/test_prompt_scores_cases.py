@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from driver import Answer, Driver, greedy
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.scheduler import Abort, ClearCache, PromptOut, TokenOut
+from support.driver import Answer, Driver, greedy
 
 TOLERANCE = 2e-4
 

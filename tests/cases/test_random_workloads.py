@@ -12,9 +12,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from driver import Driver
 
 from minisgl_core.core import SamplingParams
+from support.driver import Driver
 
 POOL = 96
 """Tokens: hardly more than the largest request; answers grow long enough to drive each other out."""

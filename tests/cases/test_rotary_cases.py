@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from driver import make_engine, make_req, prefill_logits
-from edits import edited
 
 from minisgl_core.core import Batch
 from minisgl_core.errors import CheckpointError
 from minisgl_core.modelconfig.families import FAMILIES
+from support.driver import make_engine, make_req, prefill_logits
+from support.edited_checkpoints import edited
 
 
 def logits_of(folder: Path, prompts: Sequence[Sequence[int]], **settings: Any) -> torch.Tensor:

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from driver import Answer, Driver
-from edits import edited
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +18,8 @@ from minisgl_core.core import SamplingParams
 from minisgl_core.errors import AdmissionError, UsageError
 from minisgl_core.plugin_api import OpsSetup, SampleArgs
 from minisgl_core.scheduler import PromptOut
+from support.driver import Answer, Driver
+from support.edited_checkpoints import edited
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = ("top_k", "n", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs")

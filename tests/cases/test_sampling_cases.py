@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from driver import Driver, greedy
-from ranks_by_hand import tokens_of_each_rank
 
 from minisgl_core.core import Batch, SamplingParams
 from minisgl_core.errors import AdmissionError
+from support.driver import Driver, greedy
+from support.ranks_by_hand import tokens_of_each_rank
 
 Prompts = Callable[..., list[int]]
 HOT = 6.0

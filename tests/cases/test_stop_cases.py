@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from driver import greedy
-from edits import edited
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.llm import LLM
+from support.driver import greedy
+from support.edited_checkpoints import edited
 
 SETTINGS: dict[str, Any] = {
     "dtype": torch.float32,

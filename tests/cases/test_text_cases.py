@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from gguf_edits import copied
 from tokenizers import decoders, models, normalizers
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import AdmissionError
 from minisgl_core.llm import LLM
 from minisgl_core.tokenizer import Tokenizer, load_tokenizer
+from support.edited_gguf import copied
 
 SETTINGS: dict[str, Any] = {
     "dtype": torch.float32,

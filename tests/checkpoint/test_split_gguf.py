@@ -9,12 +9,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_edits import read, split, write
 
 from minisgl_core.checkpoint import open_source
 from minisgl_core.errors import CheckpointError
 from minisgl_core.formats import GGUFFile
 from minisgl_core.modelconfig import read_model_config
+from support.edited_gguf import read, split, write
 
 
 @pytest.fixture(scope="module")

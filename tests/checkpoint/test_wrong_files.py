@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_configs import LLAMA
 from safetensors.torch import save_file
 
 from minisgl_core.checkpoint import open_source
 from minisgl_core.errors import MinisglError
 from minisgl_core.modelconfig import read_model_config
+from support.model_configs import LLAMA
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 538090408\n"
 WRONG = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +23,8 @@ from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import num_parameters
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.models import DecoderForCausalLM
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from driver import make_engine
-from simulated_gpu import simulated_gpu
+from support.driver import make_engine
+from support.simulated_gpu import simulated_gpu
 
 GB = 10**9
 

@@ -19,11 +19,9 @@ from minisgl_core.plugin_api import ANY, BackendSpec, Caps, Role, SampleArgs, Sa
 from minisgl_core.registry import Candidate, PluginRecord, Registry, discover
 
 pytest.importorskip("minisgl_cpu_sim")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from driver import Driver, greedy
 
 from minisgl_cpu_sim.pure.attention import TorchAttention
+from support.driver import Driver, greedy
 
 ALL: dict[str, Any] = {
     "devices": ("cpu",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.core import SamplingParams
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig.geometries import geometry
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from holdings import holdings
+from support.holdings import holdings
 
 ROWS, WAVE, WAVES = 4, 20, 12
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +23,7 @@ from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.plugin_api import CannotRun, Reason
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from simulated_gpu import Meter, simulated_gpu, with_cuda_graphs
+from support.simulated_gpu import Meter, simulated_gpu, with_cuda_graphs
 
 PAGE_BYTES = 16 * 2 * 2 * 2 * 32 * 4  # tokens * (k, v) * layers * kv heads * head_dim * float32
 TOTAL = 8 << 20

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +16,7 @@ from minisgl_core.engine.rehearsal import dearest_params
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.plugin_api import SampleArgs
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from simulated_gpu import simulated_gpu
+from support.simulated_gpu import simulated_gpu
 
 VOCAB, ROW = 60_000, 4 * 60_000
 """Tokens, and bytes of a row of float32 logits"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,7 @@ import pytest
 
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.modelconfig.geometries import geometry
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from driver import Driver, greedy
+from support.driver import Driver, greedy
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

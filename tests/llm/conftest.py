@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from minisgl_core.env import ENV
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 
 @pytest.fixture(scope="module", autouse=True)

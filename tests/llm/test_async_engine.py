@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from make_checkpoints import NUM_STEPS, Reference, ensure_checkpoint, reference
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import AdmissionError, EngineError, UsageError
 from minisgl_core.llm import LLM, AsyncLLM, Runner
+from support.make_checkpoints import NUM_STEPS, Reference, ensure_checkpoint, reference
 
 SETTINGS: dict[str, Any] = {
     "dtype": torch.float32,

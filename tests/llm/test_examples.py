@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from make_checkpoints import ensure_checkpoint
 
 from minisgl_core.tokenizer import load_tokenizer
+from support.make_checkpoints import ensure_checkpoint
 
 ROOT = Path(__file__).parents[2]
 MODEL = ensure_checkpoint("q3-text")

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from make_checkpoints import NUM_STEPS, Reference, ensure_checkpoint, reference
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import AdmissionError, ConfigError, EngineError, UsageError
 from minisgl_core.llm import LLM
+from support.make_checkpoints import NUM_STEPS, Reference, ensure_checkpoint, reference
 
 SETTINGS: dict[str, Any] = {
     "dtype": torch.float32,

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from make_checkpoints import NUM_STEPS, ensure_checkpoint, reference
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.distributed import DistributedInfo
@@ -23,6 +22,7 @@ from minisgl_core.errors import EngineError
 from minisgl_core.llm import LLM
 from minisgl_core.llm.ranks import Ranks, free_port
 from minisgl_core.scheduler import Abort, NewReq
+from support.make_checkpoints import NUM_STEPS, ensure_checkpoint, reference
 
 SETTINGS: dict[str, Any] = {
     "dtype": torch.float32,

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from minisgl_core.inputs import warn_once
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from input_keys import UNKNOWN, VALUES, Log
-from model_configs import LLAMA
 
 from minisgl_core.errors import CheckpointError
 from minisgl_core.formats import GGUFFile
@@ -21,6 +19,8 @@ from minisgl_core.formats.gguf import GGUFTensor
 from minisgl_core.modelconfig import ModelConfig, config_from_dict, dequantised, rope_inv_freq
 from minisgl_core.modelconfig.gguf import read_gguf
 from minisgl_core.modelconfig.gguf_keys import ARCHITECTURE_GATE, GENERAL_GATE
+from support.input_keys import UNKNOWN, VALUES, Log
+from support.model_configs import LLAMA
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen3moe"]
 _PATH = Path(__file__)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3_MOE, family
 
 from minisgl_core.errors import CheckpointError, MinisglError
 from minisgl_core.formats import GGUFFile
 from minisgl_core.formats.gguf import GGUFTensor
 from minisgl_core.modelconfig import ModelConfig, config_from_dict, read_model_config, rope_inv_freq
 from minisgl_core.modelconfig.gguf import read_gguf
+from support.model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3_MOE, family
 
 LLAMA3 = {
     "rope_type": "llama3",

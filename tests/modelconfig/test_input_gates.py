@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from input_keys import UNKNOWN, VALUES, Log
-from model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, family, without
 
 from minisgl_core.errors import CheckpointError, ConfigError
 from minisgl_core.inputs import Gate, ignored, refused, used, warned
 from minisgl_core.modelconfig import config_from_dict, read_model_config
 from minisgl_core.modelconfig.hf_keys import CONFIG_GATE, GENERATION_GATE, ROPE_GATE
+from support.input_keys import UNKNOWN, VALUES, Log
+from support.model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, family, without
 
 FAMILIES = [LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE]
 

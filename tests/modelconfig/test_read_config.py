@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, family, without
 
 from minisgl_core.errors import CheckpointError, UsageError
 from minisgl_core.modelconfig import MoEConfig, config_from_dict, read_model_config
+from support.model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, family, without
 
 
 def write(folder: Path, config: Any, generation: Any = None) -> Path:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, family, without
 
 from minisgl_core.errors import CheckpointError
 from minisgl_core.modelconfig import config_from_dict, rope_inv_freq
+from support.model_configs import LLAMA, MISTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, family, without
 
 
 def test_case_09_rope_theta_in_either_place(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 LONG_PROMPT = 140
 LONG_STEPS = 6

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from driver import greedy, make_engine, prefill_logits
-from runs import FAMILIES, VARIANTS
 
 from minisgl_core.core import Batch, Req
+from support.driver import greedy, make_engine, prefill_logits
+from support.runs import FAMILIES, VARIANTS
 
 FP32_ERROR = 1e-4
 BF16_ERROR = 3e-2

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver import Driver, greedy
-from runs import FACTORS, FAMILIES, MAX_RUNS, VARIANTS, all_with_one_rank, all_with_two_ranks, runs_in_ci
+
+from support.driver import Driver, greedy
+from support.runs import FACTORS, FAMILIES, MAX_RUNS, VARIANTS, all_with_one_rank, all_with_two_ranks, runs_in_ci
 
 
 def ident(run: dict[str, Any]) -> str:

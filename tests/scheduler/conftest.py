@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from minisgl_core.env import ENV
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stub_engine import Answer, StubEngine, expected_tokens
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import EngineError
 from minisgl_core.scheduler import Abort, Finish, Message, NewReq, PromptOut, Scheduler
+from minisgl_core.testing import StubEngine, expected_tokens
+from support.served import Answer
 
 VOCAB = 50
 

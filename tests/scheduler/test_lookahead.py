@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stub_engine import StubEngine, expected_tokens, serve
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.scheduler import NewReq, Scheduler
+from minisgl_core.testing import StubEngine, expected_tokens
+from support.served import serve
 
 VOCAB = 50
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
-from stub_engine import StubEngine, serve
 
 from minisgl_core.core import Req, SamplingParams
 from minisgl_core.env import ENV
 from minisgl_core.kvcache import IntegrityError
 from minisgl_core.scheduler import Abort, Message, NewReq, Scheduler
 from minisgl_core.scheduler.stops import StopIds
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from holdings import holdings
+from minisgl_core.testing import StubEngine
+from support.holdings import holdings
+from support.served import serve
 
 VOCAB, PAGES, ROWS, WAVE, WAVES = 4000, 160, 8, 40, 50
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stub_engine import StubEngine, expected_tokens, serve
 
 from minisgl_core.core import Req, SamplingParams
 from minisgl_core.env import ENV
 from minisgl_core.errors import EngineError
 from minisgl_core.scheduler import Abort, Finish, NewReq, PromptOut, Scheduler, TokenOut, TokenRun
+from minisgl_core.testing import StubEngine, expected_tokens
+from support.served import serve
 
 VOCAB = 50
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stub_engine import Answer, StubEngine, expected_tokens
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.env import ENV
 from minisgl_core.scheduler import Abort, Finish, Message, NewReq, Scheduler
+from minisgl_core.testing import StubEngine, expected_tokens
+from support.served import Answer
 
 VOCAB = 12
 """Small, so that stop ids are often met."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import fields
 from pathlib import Path
 
+import config_page
+import marked
 import pytest
 from pydantic import BaseModel, Field
 
@@ -15,11 +16,6 @@ from minisgl_core.env import ENV
 from minisgl_core.errors import ConfigError
 from minisgl_core.settings.load import load_settings
 from minisgl_core.settings.schema import SECTIONS
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import config_page
-import marked
 
 ROOT = config_page.PAGE.parents[1]
 TEXT = config_page.PAGE.read_text(encoding="utf-8")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
-
-import pytest
-
-from minisgl_core.inputs import Gate, used
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
 
 import inputs_page
 import marked
+import pytest
+
+from minisgl_core.inputs import Gate, used
 
 TEXT = inputs_page.PAGE.read_text(encoding="utf-8")
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
+import performance_page
 import pytest
+from marked import rewritten
 
 from minisgl_core.bench.plot import bar_chart
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import performance_page
-from marked import rewritten
 
 ROOT = performance_page.ROOT
 TEXT = performance_page.PAGE.read_text(encoding="utf-8")

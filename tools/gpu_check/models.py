@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -58,15 +57,8 @@ GROUP_SCALE: Final = 40.0
 
 @cache
 def tests_checkpoints() -> ModuleType:
-    """tests/tools/make_checkpoints.py of the checkout."""
-    name = "gpu_check_make_checkpoints"
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "tools" / "make_checkpoints.py")
-    if spec is None or spec.loader is None:
-        raise ImportError("tests/tools/make_checkpoints.py is not in this checkout")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    """``support.make_checkpoints`` of the checkout's tests."""
+    return importlib.import_module("support.make_checkpoints")
 
 
 def tiny_checkpoint(name: str) -> Path:

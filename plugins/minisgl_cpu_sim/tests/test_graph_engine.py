@@ -16,6 +16,7 @@ import torch
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_cpu_sim.graph import GraphViolation
+from support.child_env import child_env
 
 VOCAB, PROMPTS, STEPS = 64, (5, 9, 12), 6
 PARAMS = (
@@ -158,8 +159,7 @@ def test_strict_names_each_stale_buffer_of_the_engine(model: Path, buffer: str) 
 
 
 _EXIT = """
-import sys, torch
-sys.path.insert(0, {tests!r})
+import torch
 from pathlib import Path
 import test_graph_engine as t
 engine = t.make_engine(Path({model!r}), largest=0)
@@ -170,8 +170,10 @@ print("done", flush=True)
 
 
 def test_case_69_without_graphs_the_process_ends_soon_after_shutdown(model: Path) -> None:
-    script = _EXIT.format(tests=str(Path(__file__).parent), model=str(model))
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    script = _EXIT.format(model=str(model))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=child_env(Path(__file__).parent), stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "done\n"
     assert process.wait(timeout=10) == 0

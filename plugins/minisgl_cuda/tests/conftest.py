@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +15,6 @@ from minisgl_cuda.kv_cpp import CudaKVKernels
 from minisgl_cuda.kv_cpp.launch import INDEX, STORE, UNITS
 from minisgl_cuda.launch import Kernel, Run, Shape
 from minisgl_cuda.ops_cpp import ACT, ADD_NORM, INSTANCES, NORM, ROPE
-
-sys.path.insert(0, str(Path(__file__).parent))  # helpers of several test files: sampled_rows
 
 
 class SimulatedLauncher:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 triton = pytest.importorskip("triton", reason="the Triton variant needs triton")
 import triton.language as tl  # noqa: E402
-from sampled_rows import DEVICE, EDGE, NEAR, ON_GPU, Found, Row, order_of, randn, run, scores  # noqa: E402
 
 from minisgl_core.testing import BackendUnderTest, DeviceFixture, checks_of  # noqa: E402
 from minisgl_cpu_sim.fakes import on_cpu  # noqa: E402
 from minisgl_cuda.plugin import minisgl_layer_ops  # noqa: E402
 from minisgl_cuda.triton_ops import sample as module  # noqa: E402
+from support.sampled_rows import DEVICE, EDGE, NEAR, ON_GPU, Found, Row, order_of, randn, run, scores  # noqa: E402
 
 pytestmark = [
     *([pytest.mark.gpu] if ON_GPU else []),

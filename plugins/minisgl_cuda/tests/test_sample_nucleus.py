@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 triton = pytest.importorskip("triton", reason="the Triton variant needs triton")
 import triton.language as tl  # noqa: E402
-from sampled_rows import DEVICE, EDGE, NEAR, ON_GPU, Row, randn, run, scores  # noqa: E402
 
 from minisgl_cuda.triton_ops import sample as module  # noqa: E402
 from minisgl_cuda.triton_ops.noise import gumbel as noise  # noqa: E402
 from minisgl_cuda.triton_ops.noise import gumbel_bound  # noqa: E402
+from support.sampled_rows import DEVICE, EDGE, NEAR, ON_GPU, Row, randn, run, scores  # noqa: E402
 
 pytestmark = [
     *([pytest.mark.gpu] if ON_GPU else []),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+from support.make_checkpoints import ensure_checkpoint, reference
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
@@ -31,7 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # compilers and drivers warn about themselves
 ]
 Make = Callable[..., Any]
-TOOLS = Path(__file__).parents[3] / "tests" / "tools"
 SPREAD, ROUNDING = 3e-2, 2**-8
 """Largest error of half precision: in standard deviations of the right answer, and in shares of one value, which is
 itself rounded to 8 bits: of millions of values the largest are many deviations from zero.
@@ -198,17 +196,6 @@ def test_routing(dtype: torch.dtype, tokens: int, experts: int, top_k: int) -> N
 # --- whole engines ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def checkpoints() -> Iterator[ModuleType]:
-    """The core's own tiny models with transformers' answers."""
-    spec = importlib.util.spec_from_file_location("minisgl_moe_gpu_checkpoints", TOOLS / "make_checkpoints.py")
-    assert spec is not None and spec.loader is not None
-    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    yield found
-    del sys.modules[spec.name]
-
-
 def make_engine(path: Path, dtype: torch.dtype, moe: str, *, dummy: bool = False) -> Engine:
     """Driven by hand: page size 1, the first row owns the first 256 slots; nothing but the experts is under test."""
     engine = Engine(
@@ -246,9 +233,9 @@ def teacher_forced(engine: Engine, prompt: list[int], answer: list[int]) -> torc
 
 
 @pytest.mark.parametrize("name", ["moe", "moe2"])
-def test_the_tiny_models_answer_as_in_transformers(checkpoints: ModuleType, name: str) -> None:
-    answer = checkpoints.reference(name)
-    engine = make_engine(checkpoints.ensure_checkpoint(name), torch.float32, "fused")
+def test_the_tiny_models_answer_as_in_transformers(name: str) -> None:
+    answer = reference(name)
+    engine = make_engine(ensure_checkpoint(name), torch.float32, "fused")
     try:
         for prompt, tokens, logits in zip(answer.prompts, answer.continuations, answer.logits, strict=True):
             found = teacher_forced(engine, prompt, tokens)
@@ -259,9 +246,7 @@ def test_the_tiny_models_answer_as_in_transformers(checkpoints: ModuleType, name
 
 
 @pytest.mark.parametrize("name", ["moe", "moe2"])
-def test_each_layer_of_a_bfloat16_model(
-    checkpoints: ModuleType, layer: Make, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_each_layer_of_a_bfloat16_model(layer: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """In half precision these models are chaotic (a token that swaps its last expert gets other logits), so every call
     of a teacher-forced run is checked by itself, on what the engine gave it.
     """
@@ -282,8 +267,8 @@ def test_each_layer_of_a_bfloat16_model(
 
     monkeypatch.setattr(FusedMoE, "prepare_weights", keep)
     monkeypatch.setattr(FusedMoE, "forward", check)
-    answer = checkpoints.reference(name)
-    engine = make_engine(checkpoints.ensure_checkpoint(name), torch.bfloat16, "fused")
+    answer = reference(name)
+    engine = make_engine(ensure_checkpoint(name), torch.bfloat16, "fused")
     try:
         teacher_forced(engine, answer.prompts[2], answer.continuations[2])
     finally:

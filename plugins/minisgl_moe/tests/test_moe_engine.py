@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from support.driver import make_engine, make_req
+from support.make_checkpoints import ensure_checkpoint, reference
+
 pytest.importorskip("triton", reason="the kernels need triton")
 
+from minisgl_core.core import Batch
 from minisgl_core.engine import EngineConfig
 from minisgl_core.engine.planning import make_plan
 from minisgl_core.modelconfig import read_model_config
@@ -22,22 +22,7 @@ from minisgl_core.registry import Plan
 from minisgl_moe.executor import FusedMoE
 from minisgl_moe.plugin import minisgl_layer_ops, minisgl_moe_executors
 
-TOOLS = Path(__file__).parents[3] / "tests" / "tools"
 FUSED = {("moe", None): minisgl_moe_executors()[0], ("ops", "route"): minisgl_layer_ops()[0]}
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[dict[str, ModuleType]]:
-    """The core's own test tools, loaded by path."""
-    found = {}
-    for name in ("make_checkpoints", "driver"):
-        spec = importlib.util.spec_from_file_location(f"minisgl_moe_tools_{name}", TOOLS / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        found[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found[name])
-    yield found
-    for module in found.values():
-        del sys.modules[module.__name__]
 
 
 def with_fused(path: Path) -> dict[str, Any]:
@@ -59,22 +44,19 @@ def with_fused(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "prompt", "steps"), [("moe", 1, 1), ("moe2", 0, 2)])
-def test_case_74_logits_are_those_of_transformers(
-    tools: dict[str, ModuleType], name: str, prompt: int, steps: int
-) -> None:
+def test_case_74_logits_are_those_of_transformers(name: str, prompt: int, steps: int) -> None:
     """17 tokens go through sorted blocks, 5 and then one token pair by pair. moe2 adds shared experts and keeps the
     softmax as it is.
     """
-    path = tools["make_checkpoints"].ensure_checkpoint(name)
-    answer, driver = tools["make_checkpoints"].reference(name), tools["driver"]
-    engine = driver.make_engine(path, max_prefill_tokens=64, plan=with_fused(path))
+    path, answer = ensure_checkpoint(name), reference(name)
+    engine = make_engine(path, max_prefill_tokens=64, plan=with_fused(path))
     try:
         assert isinstance(engine.ctx.moe, FusedMoE)
         ids, expected = answer.prompts[prompt], torch.from_numpy(answer.logits[prompt])
         for step in range(steps):
             tokens = ids + answer.continuations[prompt][:step]
-            req = driver.make_req(tokens, row=0, cached_len=len(tokens) - 1 if step else 0)
-            batch = driver.Batch(reqs=[req], phase="decode" if step else "prefill")
+            req = make_req(tokens, row=0, cached_len=len(tokens) - 1 if step else 0)
+            batch = Batch(reqs=[req], phase="decode" if step else "prefill")
             engine.graph_runner.pad_batch(batch)
             logits = engine.forward_batch(batch, engine.sampler.prepare(batch)).logits
             torch.testing.assert_close(logits[0].float(), expected[step], atol=1e-4, rtol=1e-4)

@@ -12,6 +12,8 @@ import numpy as np
 
 __all__ = ["holdings"]
 
+KIT = "minisgl_core.testing"
+"""Whose stub engine records every batch"""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
@@ -19,7 +21,7 @@ def holdings(root: object) -> dict[str, int]:
     """``{path of attributes: entries}`` of the containers that objects of this project hold, ``root`` first.
 
     Of a bool array, entries that are True count, of another its size. Containers of one place are counted together:
-    ``nodes[].children`` are the children of all nodes. Things of other projects are not looked into.
+    ``nodes[].children`` are the children of all nodes. Objects of other projects and of the kit are not looked into.
     """
     found: dict[str, int] = {}
     seen: set[int] = set()
@@ -36,7 +38,7 @@ def holdings(root: object) -> dict[str, int]:
             found[path] = found.get(path, 0) + len(thing)
             parts = [*thing.keys(), *thing.values()] if isinstance(thing, dict) else thing
             todo += [(f"{path}[]", part) for part in parts]
-        elif type(thing).__module__.startswith("minisgl"):
+        elif type(thing).__module__.startswith("minisgl") and not type(thing).__module__.startswith(KIT):
             todo += [(f"{path}.{name}", value) for name, value in _attributes(thing)]
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pairwise import covering_array, full_product
+from .pairwise import covering_array, full_product
 
 __all__ = ["FACTORS", "FAMILIES", "MAX_RUNS", "VARIANTS", "all_with_one_rank", "all_with_two_ranks", "runs_in_ci"]
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairwise import covering_array, feasible_pairs, full_product
+
+from support.pairwise import covering_array, feasible_pairs, full_product
 
 FACTORS = {"a": (1, 2, 3), "b": ("x", "y", "z"), "c": (False, True), "d": (0, 4)}
 

@@ -1,8 +1,8 @@
 """Tiny random checkpoints, saved by transformers itself, each with the answers transformers gives in float32.
 
 As a module: ``ensure_checkpoint(name) -> Path`` and ``reference(name) -> Reference`` (made on first use, then kept in
-the user's cache under a key of this code and the transformers version). As a script: makes all, or those named;
-``--search`` looks for a seed instead.
+the user's cache under a key of this code and the transformers version). As a script, ``PYTHONPATH=tests python -m
+support.make_checkpoints``: makes all, or those named; ``--search`` looks for a seed instead.
 
 Random weights must make greedy equality meaningful: matrices N(0, gain / sqrt(fan_in)) keep activations of order 1 in
 every layer, norm weights are not 1 and biases not 0, so that dropping one changes the ids; the head's gain spreads the
@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parent))  # this file is also loaded by its path
-from checkpoint_files import spell_as_v4, write_gguf, write_tokenizer
+from .checkpoint_files import spell_as_v4, write_gguf, write_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

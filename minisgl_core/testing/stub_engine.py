@@ -1,47 +1,40 @@
-"""An engine without a model, to test and time the scheduler.
+"""An engine without a model, for tests and timings of the scheduler.
 
 :class:`StubEngine` keeps a pool of fake KV: slot -> the token id written there. A pass writes its tokens to the slots
-that the page table names, as a model would write K and V, and then reads the whole sequence back through the page
-table; the next token is :func:`next_token` of what it read. A wrong slot, or a page shared by mistake, changes
-somebody's tokens, and :func:`expected_tokens` says, without any scheduler, what they should have been. Decode takes its
-input from the device state, as the real engine does, not from the host. A pass that writes where another one in flight
-may still read or write is an error.
+that the page table names, as a model writes K and V. Then it reads each whole sequence back through the page table; the
+next token is :func:`next_token` of what it read. A wrong slot, or a page shared by mistake, changes the tokens of a
+request, and :func:`expected_tokens` gives the right ones without any scheduler. Decode reads its input from the device
+state, as the real engine does, not from the host. A pass that writes where another one in flight may still read or
+write raises RuntimeError.
 
-:class:`NullEngine` returns the same tokens always and costs next to nothing: what is left is the scheduler's own time.
+:class:`NullEngine` always returns the same tokens and costs almost nothing: what remains is the scheduler's own time.
 """
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from minisgl_core.core import Batch, Req, SamplingParams
+from minisgl_core.core import Batch, Req
 from minisgl_core.kvcache import page_slots
-from minisgl_core.scheduler import Message, NewReq, Scheduler, TokenOut
 
-if TYPE_CHECKING:
-    from minisgl_core.engine import TokenLogprobs
-
-__all__ = [
-    "Answer",
-    "NullEngine",
-    "StubConfig",
-    "StubEngine",
-    "StubOutput",
-    "expected_tokens",
-    "next_token",
-    "serve",
-    "time_steady_decode",
-]
+__all__ = ["NullEngine", "StubEngine", "expected_tokens", "next_token"]
 
 UNWRITTEN = -7
-"""What a fake KV slot holds before its first token."""
+"""Content of a fake KV slot before its first token"""
+
+
+class StubLogprobs(NamedTuple):
+    """Equal to the ``TokenLogprobs`` of the same values, which this package may not import."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 @dataclass
@@ -72,13 +65,13 @@ def expected_tokens(
 
 @dataclass
 class StubOutput:
-    """A launched pass: nobody may look at the tokens before :meth:`wait`."""
+    """A launched pass. Its tokens may not be read before :meth:`wait`."""
 
     tokens: list[int]
     touched: np.ndarray
     """Slots that the pass reads or writes."""
-    logprob_rows: list[TokenLogprobs | None] | None = None
-    prompt_rows: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    logprob_rows: list[StubLogprobs | None] | None = None
+    prompt_rows: dict[int, list[StubLogprobs]] = field(default_factory=dict)
     waited: bool = False
 
     def wait(self) -> None:
@@ -90,10 +83,10 @@ class StubOutput:
             raise RuntimeError("the tokens were read before wait()")
         return torch.tensor(self.tokens, dtype=torch.int32)
 
-    def logprobs(self) -> list[TokenLogprobs | None] | None:
+    def logprobs(self) -> list[StubLogprobs | None] | None:
         return self.logprob_rows
 
-    def prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
+    def prompt_logprobs(self) -> dict[int, list[StubLogprobs]]:
         return self.prompt_rows
 
 
@@ -128,8 +121,10 @@ class _Sampler:
 
 
 class StubEngine:
-    """See the module. ``nan_at(req, position) -> bool`` makes a row's logits NaN; ``seen`` records every batch as
-    ``(phase, [(uid, tokens before, tokens after)])``.
+    """Implements what the scheduler uses of an engine; see the module.
+
+    ``nan_at(req, position) -> bool`` makes a row's logits NaN. ``seen`` records every batch as ``(phase, [(uid, tokens
+    before, tokens after)])``.
     """
 
     def __init__(
@@ -158,21 +153,21 @@ class StubEngine:
         self.kv = np.full(num_pages * page_size, UNWRITTEN, dtype=np.int32)
         self.seen: list[tuple[str, list[tuple[int, int, int]]]] = []
         self._nan_at = nan_at
-        self._flying: list[StubOutput] = []
+        self._in_flight: list[StubOutput] = []
 
     def distrust(self, pages: np.ndarray | None = None) -> None:
         """Wipe free pages; an error while a pass in flight uses one of them."""
         if pages is None:
             return
         slots = page_slots(pages, self.page_size)
-        for out in self._flying:
+        for out in self._in_flight:
             assert out.waited or not np.isin(slots, out.touched).any(), "a page is wiped that a pass in flight uses"
         self.kv[slots] = UNWRITTEN
 
     def forward_batch(self, batch: Batch, mode: Any) -> StubOutput:
         self.state.flush()
         self.seen.append((batch.phase, [(req.uid, req.cached_len, req.device_len) for req in batch.reqs]))
-        busy = [out.touched for out in self._flying if not out.waited]
+        busy = [out.touched for out in self._in_flight if not out.waited]
         touched = np.concatenate([self.state.page_table[req.table_idx, : req.device_len] for req in batch.reqs])
         for req in batch.reqs:  # as in a model: the whole batch is stored before any row attends
             self._store(batch, req, busy)
@@ -182,7 +177,7 @@ class StubEngine:
         for req in batch.reqs:
             req.complete_one()
         out = StubOutput(tokens, touched, rows if any(rows) else None, scores)
-        self._flying = [*(out for out in self._flying if not out.waited), out]
+        self._in_flight = [*(out for out in self._in_flight if not out.waited), out]
         return out
 
     def _store(self, batch: Batch, req: Req, busy: list[np.ndarray]) -> None:
@@ -208,24 +203,20 @@ class StubEngine:
         self.state.last_token[req.table_idx] = token
         return -1 if self._nan_at is not None and self._nan_at(req, req.device_len) else token
 
-    def _logprobs(self, req: Req, token: int) -> TokenLogprobs | None:
+    def _logprobs(self, req: Req, token: int) -> StubLogprobs | None:
         if req.sampling_params.logprobs is None:
             return None
-        from minisgl_core.engine import TokenLogprobs
+        return StubLogprobs(token, -0.5, [(token, -0.5)][: req.sampling_params.logprobs])
 
-        return TokenLogprobs(token, -0.5, [(token, -0.5)][: req.sampling_params.logprobs])
-
-    def _score_prompts(self, batch: Batch) -> dict[int, list[TokenLogprobs]]:
+    def _score_prompts(self, batch: Batch) -> dict[int, list[StubLogprobs]]:
         """A prompt token's log-probability is minus its position, or -99 if the pool holds anything else before it."""
-        from minisgl_core.engine import TokenLogprobs
-
         found = {}
         for row, req in enumerate(batch.reqs):
             if req.sampling_params.prompt_logprobs is not None:
                 places = range(req.cached_len + 1, min(req.device_len + 1, req.prompt_len))
                 held = self.kv[self.state.page_table[req.table_idx, : req.device_len]]
                 whole = np.array_equal(held, req.tokens[: req.device_len])
-                found[row] = [TokenLogprobs(int(req.tokens[at]), -float(at) if whole else -99.0, []) for at in places]
+                found[row] = [StubLogprobs(int(req.tokens[at]), -float(at) if whole else -99.0, []) for at in places]
         return found
 
 
@@ -254,68 +245,3 @@ class _NullOutput:
 
     def prompt_logprobs(self) -> dict[int, Any]:
         return {}
-
-
-@dataclass
-class Answer:
-    """All that a scheduler said about one request."""
-
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    error: str | None = None
-    stop_reason: int | None = None
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-
-    def add(self, out: TokenOut) -> None:
-        if self.finish_reason is not None:
-            raise RuntimeError(f"{out} came after the end, {self.finish_reason!r}")
-        if out.token is not None:
-            self.tokens.append(out.token)
-            self.logprobs.append(out.logprobs)
-        self.finish_reason, self.error, self.stop_reason = out.finish_reason, out.error, out.stop_reason
-
-
-def serve(scheduler: Scheduler, messages: Sequence[Message], max_steps: int = 10_000) -> dict[int, Answer]:
-    """Apply ``messages``, step until nothing is left to do; answers by uid, in order of their first word."""
-    answers: dict[int, Answer] = {}
-    scheduler.apply(messages)
-    for _ in range(max_steps):
-        if not scheduler.has_work:
-            return answers
-        for out in scheduler.step():
-            answers.setdefault(out.uid, Answer()).add(out)
-    raise RuntimeError(f"still at work after {max_steps} steps: {scheduler.stats}")
-
-
-def time_steady_decode(batch_size: int, steps: int = 200, page_size: int = 16) -> float:
-    """Host time of one scheduler step in steady decode, in microseconds: the median over ``steps``."""
-    length = 64 + steps + 80
-    engine = NullEngine(
-        num_pages=batch_size * -(-length // page_size) + 64,
-        page_size=page_size,
-        max_seq_len=length + 64,
-        max_running_req=batch_size,
-        vocab_size=32000,
-        eos_token_ids=frozenset([2]),
-        max_prefill_tokens=1 << 20,
-    )
-    scheduler = Scheduler(engine)
-    params = SamplingParams(max_tokens=length - 8)
-    prompts = np.random.default_rng(0).integers(3, 32000, (batch_size, 64), dtype=np.int32)
-    scheduler.apply([NewReq(uid, prompt, params) for uid, prompt in enumerate(prompts)])
-    for _ in range(20):
-        scheduler.step()
-    marks = [time.perf_counter()]
-    for _ in range(steps):
-        scheduler.step()
-        marks.append(time.perf_counter())
-    return float(np.median(np.diff(marks))) * 1e6
-
-
-if __name__ == "__main__":
-    from commandline import Parser
-
-    Parser(__doc__).parse_args()
-    for size in (1, 8, 64, 256):
-        for page in (1, 16):
-            print(f"batch {size:4} page {page:3}: {time_steady_decode(size, page_size=page):7.1f} us per step")
