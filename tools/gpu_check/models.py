@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from .checks import ROOT, Here
+from .checks import Here
 
 __all__ = ["FORCED_MODELS", "forced_model", "real_geometry", "tests_checkpoints", "tiny_checkpoint"]
 
