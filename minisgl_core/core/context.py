@@ -30,7 +30,7 @@ class Context:
     ops: LayerOps
     linear: LinearBackend
     fused: frozenset[str] = frozenset()
-    """Operations that products may take in, where the linear backend finds it faster."""
+    """Operations that products may fuse, where the linear backend finds it faster"""
     moe: MoEExecutor | None = None
     attn: Any = None
     """The attention dispatcher: ``forward(q, k, v, layer_id, batch)``."""

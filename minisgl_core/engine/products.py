@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from minisgl_core.layers.linear import checked_rows
-from minisgl_core.plugin_api.linear import neighbours
+from minisgl_core.plugin_api.linear import fused_ops
 
 from .dispatch import NO_LIMIT
 
@@ -27,7 +27,7 @@ class LinearRoute:
     backend: LinearBackend
     limit: int = NO_LIMIT
     fused: frozenset[str] = frozenset()
-    """Operations that its products take in"""
+    """Operations that its products fuse"""
 
 
 class _PreparedLinear(NamedTuple):
@@ -39,7 +39,7 @@ class _PreparedLinear(NamedTuple):
     weights: tuple[Any, ...]
     weight_of: Callable[[Any], torch.Tensor | None]
     fewest: LinearRoute
-    """The first route: neighbours are taken in where rows are few"""
+    """The first route: operations are fused where rows are few"""
 
 
 class ResolvedLinear:
@@ -76,8 +76,8 @@ class ResolvedLinear:
         return weights.forwards[at](x, weights.weights[at], bias)
 
     def fused_rows(self, weights: _PreparedLinear, norm: bool, act: bool) -> int:
-        """Up to how many rows the backend that serves the fewest takes these neighbours into its product."""
-        if not neighbours(norm, act) <= weights.fewest.fused:
+        """Up to how many rows the backend that serves the fewest fuses these operations into its product."""
+        if not fused_ops(norm, act) <= weights.fewest.fused:
             return 0
         backend = cast("FusingLinear", weights.fewest.backend)
         return min(checked_rows(backend, backend.fused_rows(weights.weights[0], norm, act)), weights.fewest.limit)

@@ -19,7 +19,7 @@ __all__ = ["Attention"]
 
 
 class Attention(Layer):
-    """One layer's attention. ``cos_sin`` (max_seq_len, R) float32 is shared by all layers."""
+    """The attention of one layer. All layers share ``cos_sin`` (max_seq_len, R) float32."""
 
     def __init__(self, ctx: Context, layer_id: int, cos_sin: torch.Tensor) -> None:
         c = ctx.config
@@ -44,20 +44,19 @@ class Attention(Layer):
                 pool.v_cache(self._layer),
             )
 
-    def forward_normed(
-        self,
-        norm: RMSNorm,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        batch: Batch,
-        rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention over the norm of x plus residual (T, hidden), still to be summed over ranks, and that sum.
+    def fuse_norm(self, norm: RMSNorm) -> None:
+        """As :meth:`Linear.fuse_norm`."""
+        self.qkv_proj.fuse_norm(norm)
 
-        ``residual`` None: x is where the sum begins. ``rows`` (B,): the only tokens whose result is wanted.
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, batch: Batch, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the norm returned, (T, hidden) each -> (new (T, hidden), still to be summed over ranks; residual).
+
+        ``rows`` (B,): the only tokens whose result is needed; both results then have B rows.
         """
         assert self._rope_store_args is not None and batch.positions is not None and batch.out_loc is not None
-        qkv, residual = self.qkv_proj.forward_normed(norm, x, residual)
+        qkv, residual = self.qkv_proj.forward_normed(x, residual)
         q, k, v = self._norm_rope_store(qkv, self._rope_store_args, batch.positions, batch.out_loc)
         heads: torch.Tensor = batch.attn.forward(q, k, v, self._layer, batch)
         heads = heads.flatten(1)

@@ -9,13 +9,13 @@ import torch
 
 from minisgl_core.checkpoint import WeightTarget
 from minisgl_core.errors import BackendError, ConfigError
-from minisgl_core.plugin_api.linear import neighbours
+from minisgl_core.plugin_api.linear import AddNorm, fused_ops
 
 from .base import Layer
 
 if TYPE_CHECKING:
     from minisgl_core.core import Context
-    from minisgl_core.plugin_api import AddNorm, FusingLinear
+    from minisgl_core.plugin_api import FusingLinear
 
     from .norm import RMSNorm
 
@@ -46,7 +46,7 @@ def split_evenly(what: str, total: int, tp_size: int) -> int:
 
 
 def checked_rows(linear: object, rows: object) -> int:
-    """``rows``, a backend's word on how many it wants fused. Raises :class:`BackendError` if that is no such number."""
+    """``rows``, which a backend returned from ``fused_rows``. Raises :class:`BackendError` if it is no such number."""
     if isinstance(rows, int) and rows >= 0:
         return rows
     raise BackendError(
@@ -74,7 +74,8 @@ class Linear(Layer):
         self._product = ctx.linear.forward
         self._fused_product: Any = getattr(ctx.linear, "forward_fused", None)
         self._prepared: Any = None
-        self._normed_rows = 0
+        self._norm: RMSNorm | None = None
+        self._prologue_rows = 0
 
     @property
     def weight(self) -> torch.Tensor:
@@ -84,18 +85,24 @@ class Linear(Layer):
                 f"{_class_of(self._ctx.linear)} stores this weight in a format of its own, and no plain copy is kept",
                 field="weight",
                 value=None,
-                remedy="ask the backend: `dequantized(weights)` gives a new tensor where it offers that",
+                remedy="call the backend's `dequantized(weights)`, where it has that method: it returns a new tensor",
             )
         return self._weight
 
     def finish(self) -> None:
         self._prepared = self._ctx.linear.prepare_weights(self.weight)
         self._weight = self._ctx.linear.weight_of(self._prepared)
-        self._normed_rows = self._fused_rows(norm=True)
+
+    def fuse_norm(self, norm: RMSNorm) -> None:
+        """Make ``norm``, whose output is this product's input, a fused prologue for as many rows as the linear backend
+        prefers. Called once, after :meth:`finish`.
+        """
+        self._norm, self._prologue_rows = norm, self._fused_rows(norm=True)
+        norm.defer(self._prologue_rows)
 
     def _fused_rows(self, norm: bool) -> int:
-        """Up to how many rows the product takes in a norm before it, if asked, and silu-and-mul if that follows."""
-        wanted = neighbours(norm, self._act)
+        """Up to how many rows the linear backend prefers one kernel; 0 where the plan does not allow that."""
+        wanted = fused_ops(norm, self._act)
         if not wanted or not wanted <= self._ctx.fused:
             return 0
         linear = cast("FusingLinear", self._ctx.linear)
@@ -111,24 +118,26 @@ class Linear(Layer):
         """x (T, in) -> new (T, out)."""
         return self._product(x, self._prepared, self.bias)
 
-    def forward_normed(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`forward` of the norm of x plus residual (T, in), and that sum; None: x is where the sum begins."""
-        if residual is None:
-            return self.forward(norm.forward(x)), x
-        if 0 < x.shape[0] <= self._normed_rows:
-            out, total = self._fused(x, norm.beside(residual))
-            if total is None:
-                raise BackendError(
-                    f"forward_fused of {_class_of(self._ctx.linear)} returned no sum beside its product",
-                    field="linear",
-                    value=None,
-                    remedy="return (y, x + residual) where a norm is taken in",
-                )
-            return out, total
-        x, residual = norm.forward_add(x, residual)
+    def forward_normed(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What ``RMSNorm.forward_add`` returned, (T, in) each -> (new (T, out), residual).
+
+        Where the norm is a fused prologue it was deferred, and is computed here.
+        """
+        if 0 < x.shape[0] <= self._prologue_rows:
+            return self._forward_prologue(x, residual)
         return self.forward(x), residual
+
+    def _forward_prologue(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._norm is not None
+        out, total = self._fused(x, AddNorm(residual, self._norm.weight, self._norm.eps))
+        if total is None:
+            raise BackendError(
+                f"forward_fused of {_class_of(self._ctx.linear)} returned no sum with its product",
+                field="linear",
+                value=None,
+                remedy="return (y, x + residual) where `norm` is given",
+            )
+        return out, total
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "weight", self.weight
@@ -147,7 +156,7 @@ class ReplicatedLinear(Linear):
 class ColumnMergedLinear(Linear):
     """Several layers on the same input, merged into one product; each is cut by output rows.
 
-    ``parts``: the checkpoint's names beside this layer, with their full output widths.
+    ``parts``: the sibling names in the checkpoint, with their full output widths.
     """
 
     def __init__(self, ctx: Context, in_features: int, parts: dict[str, int], bias: bool = False) -> None:
@@ -156,14 +165,14 @@ class ColumnMergedLinear(Linear):
         super().__init__(ctx, sum(self._local.values()), in_features, bias)
 
     def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
-        beside, rank = _beside(prefix), self._ctx.tp.rank
+        parent, rank = _parent(prefix), self._ctx.tp.rank
         for kind, tensor in self._tensors():
             start = 0
             for name, width in self._parts.items():
                 local = self._local[name]
                 index = (slice(rank * local, (rank + 1) * local), *(ALL,) * (tensor.dim() - 1))
                 shape = (width, *tensor.shape[1:])
-                yield WeightTarget(f"{beside}{name}.{kind}", shape, index, tensor[start : start + local])
+                yield WeightTarget(f"{parent}{name}.{kind}", shape, index, tensor[start : start + local])
                 start += local
 
 
@@ -175,17 +184,17 @@ class GatedLinear(ColumnMergedLinear):
     def __init__(self, ctx: Context, in_features: int, width: int, bias: bool = False) -> None:
         super().__init__(ctx, in_features, {"gate_proj": width, "up_proj": width}, bias)
         self._act_and_mul = ctx.ops.act_and_mul
-        self._act_rows = 0
+        self._epilogue_rows = 0
 
     def finish(self) -> None:
         super().finish()
-        self._act_rows = self._fused_rows(norm=False)
+        self._epilogue_rows = self._fused_rows(norm=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, in) -> new (T, width of this rank)."""
-        if 0 < x.shape[0] <= self._act_rows:
+        if 0 < x.shape[0] <= self._epilogue_rows:
             return self._fused(x, None)[0]
-        return self._act_and_mul(super().forward(x))
+        return self._act_and_mul(self._product(x, self._prepared, self.bias))
 
 
 class QKVLinear(Linear):
@@ -208,7 +217,7 @@ class QKVLinear(Linear):
         super().__init__(ctx, (self.q_heads + 2 * self.kv_heads) * head_dim, hidden_size, bias)
 
     def weight_targets(self, prefix: str, names: Collection[str]) -> Iterator[WeightTarget]:
-        beside, rank = _beside(prefix), self._ctx.tp.rank
+        parent, rank = _parent(prefix), self._ctx.tp.rank
         q, kv = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
         layout = (
             ("q_proj", self._full[0], rank * q, q, 0),
@@ -219,7 +228,7 @@ class QKVLinear(Linear):
             for name, width, source, rows, target in layout:
                 index = (slice(source, source + rows), *(ALL,) * (tensor.dim() - 1))
                 shape = (width, *tensor.shape[1:])
-                yield WeightTarget(f"{beside}{name}.{kind}", shape, index, tensor[target : target + rows])
+                yield WeightTarget(f"{parent}{name}.{kind}", shape, index, tensor[target : target + rows])
 
 
 class RowLinear(Linear):
@@ -246,6 +255,6 @@ class RowLinear(Linear):
         return self._ctx.comm.all_reduce(self.partial(x))
 
 
-def _beside(prefix: str) -> str:
-    """``a.b.qkv_proj.`` -> ``a.b.``: merged layers take the place of their parts."""
+def _parent(prefix: str) -> str:
+    """``a.b.qkv_proj.`` -> ``a.b.``: a merged layer replaces its parts."""
     return prefix[: prefix.rstrip(".").rfind(".") + 1]

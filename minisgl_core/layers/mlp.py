@@ -30,15 +30,13 @@ class DenseMLP(Layer):
         self.gate_up_proj = GatedLinear(ctx, hidden, width, bias)
         self.down_proj = RowLinear(ctx, hidden, width, bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (T, hidden) -> new (T, hidden), still to be summed over ranks."""
-        return self.down_proj.partial(self.gate_up_proj.forward(x))
+    def fuse_norm(self, norm: RMSNorm) -> None:
+        """As :meth:`Linear.fuse_norm`."""
+        self.gate_up_proj.fuse_norm(norm)
 
-    def forward_normed(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`forward` of the norm of x plus residual (T, hidden), and that sum."""
-        inner, residual = self.gate_up_proj.forward_normed(norm, x, residual)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the norm returned, (T, hidden) each -> (new (T, hidden), still to be summed over ranks; residual)."""
+        inner, residual = self.gate_up_proj.forward_normed(x, residual)
         return self.down_proj.partial(inner), residual
 
 
@@ -97,7 +95,7 @@ class Experts(Layer):
 
 
 class SparseMLP(Layer):
-    """Router, routed experts, and the shared expert behind its sigmoid gate where the model has one."""
+    """Router, routed experts, and the shared expert with its sigmoid gate where the model has one."""
 
     def __init__(self, ctx: Context, layer_id: int) -> None:
         moe = ctx.config.moe
@@ -110,18 +108,14 @@ class SparseMLP(Layer):
             ReplicatedLinear(ctx, 1, ctx.config.hidden_size) if moe.shared_intermediate_size else None
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (T, hidden) -> new (T, hidden), still to be summed over ranks."""
+    def fuse_norm(self, norm: RMSNorm) -> None:
+        """The router and the experts read the same norm, so it cannot be a prologue of one product."""
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (T, hidden), normalised -> (new (T, hidden), still to be summed over ranks; residual as it is)."""
         ids, weights = self._ops.route(self.gate.forward(x), self._moe.top_k, self._moe.norm_topk_prob)
         out = self.experts.forward(x, ids, weights)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
-            out = out + torch.sigmoid(self.shared_expert_gate.forward(x)) * self.shared_expert.forward(x)
-        return out
-
-    def forward_normed(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`forward` of the norm of x plus residual (T, hidden), and that sum."""
-        # Router and experts both read the norm itself, so no product could take it in.
-        x, residual = norm.forward_add(x, residual)
-        return self.forward(x), residual
+            shared, _ = self.shared_expert.forward(x, residual)
+            out = out + torch.sigmoid(self.shared_expert_gate.forward(x)) * shared
+        return out, residual

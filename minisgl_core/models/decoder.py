@@ -28,25 +28,37 @@ __all__ = ["Decoder", "DecoderForCausalLM", "DecoderLayer"]
 
 
 class DecoderLayer(Layer):
-    """Attention and feed-forward on a residual stream that is carried beside the normalised input."""
+    """A pre-norm transformer block.
+
+    Its summand is returned next to the residual: the next norm adds the two, after an all-reduce over the ranks.
+    """
 
     def __init__(self, ctx: Context, layer_id: int, cos_sin: torch.Tensor) -> None:
         c = ctx.config
         sparse = c.moe is not None and layer_id in c.moe.layers
+        self._begins_residual = layer_id == 0
         self.self_attn = Attention(ctx, layer_id, cos_sin)
         self.mlp = SparseMLP(ctx, layer_id) if sparse else DenseMLP(ctx, c.intermediate_size, c.mlp_bias)
         self.input_layernorm = RMSNorm(ctx, c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(ctx, c.hidden_size, c.rms_norm_eps)
+
+    def finish(self) -> None:
+        super().finish()
+        if not self._begins_residual:  # a fused norm adds, and the first one has nothing to add
+            self.self_attn.fuse_norm(self.input_layernorm)
+        self.mlp.fuse_norm(self.post_attention_layernorm)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, batch: Batch, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x (T, hidden): the previous block's summand, not yet added -> (this block's summand, residual).
 
-        ``rows`` (B,): the only tokens whose result is wanted; the keys and values of all are stored.
+        ``rows`` (B,): the only tokens whose result is needed; the keys and values of all are stored.
         """
-        x, residual = self.self_attn.forward_normed(self.input_layernorm, x, residual, batch, rows)
-        return self.mlp.forward_normed(self.post_attention_layernorm, x, residual)
+        x, residual = self.input_layernorm.forward_add(x, residual)
+        x, residual = self.self_attn.forward(x, residual, batch, rows)
+        x, residual = self.post_attention_layernorm.forward_add(x, residual)
+        return self.mlp.forward(x, residual)
 
 
 class Decoder(Layer):
@@ -66,7 +78,7 @@ class Decoder(Layer):
         *layers, last = self.layers.op_list
         for layer in layers:
             x, residual = layer.forward(x, residual, batch)
-        # Nobody reads what the last layer makes of a prompt's other tokens: most of its products are of B rows, not T.
+        # No later layer reads the prompt's other tokens: most products of the last layer have B rows, not T.
         scored = batch.scored
         x, residual = last.forward(x, residual, batch, batch.last_rows if scored is None else scored.kept)
         hidden = self.norm.forward_add(x, residual)[0]
@@ -86,7 +98,7 @@ class DecoderForCausalLM(Layer):
         self.lm_head = LMHead(ctx, c.vocab_size, c.hidden_size, tied)
 
     def tie_head(self, tied: bool) -> None:
-        """Does the head share the embedding's weights? Asked of the checkpoint, which knows better than its config."""
+        """Whether the head shares the embedding's weights: what the checkpoint holds decides, not its config."""
         if tied:
             self.lm_head.tie(self.model.embed_tokens)
         else:

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
     from .platform import Platform
 
-__all__ = ["FUSABLE_OPS", "AddNorm", "FusingLinear", "LinearBackend", "LinearSetup", "neighbours"]
+__all__ = ["FUSABLE_OPS", "AddNorm", "FusingLinear", "LinearBackend", "LinearSetup", "fused_ops"]
 
 FUSABLE_OPS: Final = ("add_rms_norm", "act_and_mul")
-"""Operations that a linear backend may take into its products, named in ``Caps.ops``: one before, one behind."""
+"""Operations that a linear backend may fuse into its products, named in ``Caps.ops``: a prologue and an epilogue."""
 
 
-def neighbours(norm: bool, act: bool) -> frozenset[str]:
-    """Those of :data:`FUSABLE_OPS` that a product with a norm before it, with silu-and-mul behind it, takes in."""
-    return frozenset(op for op, asked in zip(FUSABLE_OPS, (norm, act), strict=True) if asked)
+def fused_ops(norm: bool, act: bool) -> frozenset[str]:
+    """The :data:`FUSABLE_OPS` of a product with a fused norm (prologue) and a fused silu-and-mul (epilogue)."""
+    return frozenset(op for op, fused in zip(FUSABLE_OPS, (norm, act), strict=True) if fused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class LinearBackend(Protocol):
 
 
 class AddNorm(NamedTuple):
-    """What stands before a product: its input is ``rms_norm(x + residual) * weight``."""
+    """The fused prologue of a product: its input is ``rms_norm(x + residual) * weight``."""
 
     residual: torch.Tensor
     """(M, K), last dimension contiguous; never changed"""
@@ -69,25 +69,26 @@ class AddNorm(NamedTuple):
 
 
 class FusingLinear(LinearBackend, Protocol):
-    """A linear backend that takes neighbours of a product into its kernel. Optional, since API 1.2.
+    """A linear backend that fuses a prologue or an epilogue into a product. Optional, since API 1.2.
 
-    Such a backend lists in its caps, as ``ops``, those of :data:`FUSABLE_OPS` that its products can take in, alone and
-    together. The core asks for them only where the plan gives the operation to the same distribution, so that nothing
-    runs that was not chosen, and never for a norm behind an all-reduce.
+    Such a backend lists in its caps, as ``ops``, the :data:`FUSABLE_OPS` that its products can fuse, alone and
+    together. The core requests them only where the plan gives the operation to the same distribution, so that nothing
+    runs that was not chosen, and never for a norm after an all-reduce.
     """
 
     def fused_rows(self, weights: Any, norm: bool, act: bool) -> int:
         """Up to how many rows (M) these prepared weights should be multiplied by :meth:`forward_fused`; 0 = never.
 
-        ``norm``: with an add and norm before; ``act``: with silu-and-mul behind. A question of speed alone, asked
-        before the first step; of a weight that silu-and-mul follows, never with ``norm`` alone.
+        ``norm``: with an add and norm as prologue; ``act``: with silu-and-mul as epilogue. The answer is about speed
+        alone. The core calls it before the first step; for a weight that silu-and-mul follows, never with ``norm``
+        alone.
         """
         ...
 
     def forward_fused(
         self, x: torch.Tensor, weights: Any, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x (M, K), last dimension contiguous -> (y, total). At least one of ``norm`` and ``act`` is asked for.
+        """x (M, K), last dimension contiguous -> (y, total). At least one of ``norm`` and ``act`` is set.
 
         y: new, (M, N), or where ``act`` (M, N/2) = silu of its first half times its second. total: ``x + residual`` in
         x's dtype, new (M, K), None without ``norm``. x is never changed. Right for every weight and any M from 1 on;

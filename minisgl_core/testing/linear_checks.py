@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from minisgl_core.plugin_api import Caps
-from minisgl_core.plugin_api.linear import neighbours
+from minisgl_core.plugin_api.linear import fused_ops
 
 from .attention_checks import DTYPES
 from .backend_under_test import names_of
@@ -62,7 +62,7 @@ def _of_box(box: Caps, quick: bool) -> Iterator[LinearCheck]:
 def _fused(box: Caps, dtype: str, quick: bool) -> Iterator[LinearCheck]:
     """What the box says that its products take in, alone and together."""
     forms = [(norm, act) for norm in (False, True) for act in (False, True) if norm or act]
-    for norm, act in (form for form in forms if neighbours(*form) <= set(box.ops)):
+    for norm, act in (form for form in forms if fused_ops(*form) <= set(box.ops)):
         what = "+".join(name for name, on in (("norm", norm), ("act", act)) if on)
         base = FusedLinearCheck(name=dtype, dtype=dtype, tolerance=box.tolerance, norm=norm, act=act)
 

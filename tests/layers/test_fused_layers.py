@@ -1,4 +1,4 @@
-"""Layers and the products that take in their neighbours: which way is taken for which number of rows, to one result."""
+"""Fused prologues and epilogues of products: for which numbers of rows they run, and that they give the same result."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def context(linear: Any, *fused: str) -> Context:
 
 
 def made(kind: str, ctx: Context) -> tuple[Any, RMSNorm]:
-    """A layer and the norm before it, with the same weights for every context."""
+    """A layer and its norm, fused as far as the context allows, with the same weights for every context."""
     layer: Any = (
         GatedLinear(ctx, HIDDEN, WIDTH, bias=True) if kind == "gated" else QKVLinear(ctx, HIDDEN, 2, 1, 2, True)
     )
@@ -74,57 +74,67 @@ def made(kind: str, ctx: Context) -> tuple[Any, RMSNorm]:
     for tensor in (layer.weight, layer.bias, norm.weight):
         tensor.normal_(generator=draw)
     layer.finish()
+    layer.fuse_norm(norm)
     return layer, norm
+
+
+def run(layer: Any, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm and the product, as a block of a model calls them."""
+    out: tuple[torch.Tensor, torch.Tensor] = layer.forward_normed(*norm.forward_add(x, residual))
+    return out
 
 
 @pytest.mark.parametrize("kind", ["qkv", "gated"])
 @pytest.mark.parametrize("rows", [0, 1, MOST, MOST + 1])
-def test_products_take_in_their_neighbours_up_to_the_rows_that_the_backend_names(kind: str, rows: int) -> None:
+def test_products_are_fused_up_to_the_rows_that_the_backend_names(kind: str, rows: int) -> None:
     fusing = Fusing()
     layer, norm = made(kind, context(fusing, *FUSABLE_OPS))
     plain, same_norm = made(kind, context(PlainLinear(None)))  # type: ignore[arg-type]
     x, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
     given = x.clone(), residual.clone()
-    out, total = layer.forward_normed(norm, x, residual)
-    wanted, sum_wanted = plain.forward_normed(same_norm, *given)
+    out, total = run(layer, norm, x, residual)
+    wanted, sum_wanted = run(plain, same_norm, *given)
     torch.testing.assert_close(out, wanted)
     torch.testing.assert_close(total, sum_wanted)
     assert fusing.seen == ([(rows, True, kind == "gated")] if 0 < rows <= MOST else [])
 
 
 @pytest.mark.parametrize("rows", [0, 1, MOST + 1])
-def test_no_rows_are_no_reason_to_ask_a_backend_that_takes_nothing_in(rows: int) -> None:
+def test_a_backend_that_fuses_nothing_is_never_called_for_it(rows: int) -> None:
     layer, norm = made("gated", context(PlainLinear(None)))  # type: ignore[arg-type]
     x = torch.randn(rows, HIDDEN)
-    assert layer.forward(x).shape == layer.forward_normed(norm, x, x.clone())[0].shape == (rows, WIDTH)
+    assert layer.forward(x).shape == run(layer, norm, x, x.clone())[0].shape == (rows, WIDTH)
 
 
-def test_the_activation_is_taken_in_behind_a_norm_that_is_not() -> None:
+def test_the_activation_is_fused_after_a_norm_that_is_not() -> None:
     x, residual = torch.randn(2, HIDDEN), torch.randn(2, HIDDEN)
     for fusing, fused in ((Fusing((True, True)), FUSABLE_OPS), (Fusing(), ("act_and_mul",))):
         layer, norm = made("gated", context(fusing, *fused))
-        layer.forward_normed(norm, x, residual)
+        run(layer, norm, x, residual)
         assert fusing.seen == [(2, False, True)]
 
 
-def test_where_the_residual_begins_there_is_no_norm_to_take_in() -> None:
+def test_the_norm_where_the_residual_begins_is_never_fused() -> None:
     fusing, x = Fusing(), torch.randn(1, HIDDEN)
-    layer, norm = made("qkv", context(fusing, *FUSABLE_OPS))
-    out, residual = layer.forward_normed(norm, x, None)
+    layer, norm = made("qkv", context(fusing))
+    out, residual = layer.forward_normed(*norm.forward_add(x, None))
     torch.testing.assert_close(out, layer.forward(norm.forward(x)))
     assert residual is x and not fusing.seen
+    _, fused_norm = made("qkv", context(fusing, *FUSABLE_OPS))
+    with pytest.raises(AssertionError):
+        fused_norm.forward_add(x, None)
 
 
-def test_a_backend_that_could_is_not_asked_where_the_plan_does_not_allow_it() -> None:
+def test_a_backend_fuses_nothing_that_the_plan_does_not_allow() -> None:
     fusing, x = Fusing(), torch.randn(1, HIDDEN)
     for kind in ("qkv", "gated"):
         layer, norm = made(kind, context(fusing))
-        layer.forward_normed(norm, x, x.clone())
+        run(layer, norm, x, x.clone())
     assert not fusing.seen
 
 
 @pytest.mark.parametrize("rows", [None, -1, 2.0, "16"])
-def test_a_backend_that_says_no_number_of_rows_is_named(rows: Any) -> None:
+def test_a_backend_that_returns_no_number_of_rows_is_named(rows: Any) -> None:
     class Odd(Fusing):
         def fused_rows(self, weights: Any, norm: bool, act: bool) -> Any:
             return rows
@@ -140,4 +150,4 @@ def test_a_backend_that_keeps_the_sum_to_itself_is_named() -> None:
 
     layer, norm = made("gated", context(Silent(), *FUSABLE_OPS))
     with pytest.raises(BackendError, match=r"forward_fused of .*Silent returned no sum"):
-        layer.forward_normed(norm, torch.randn(2, HIDDEN), torch.randn(2, HIDDEN))
+        run(layer, norm, torch.randn(2, HIDDEN), torch.randn(2, HIDDEN))
