@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_engine import Answer, StubEngine, expected_tokens, serve
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.engine import EngineConfig
@@ -18,6 +17,8 @@ from minisgl_core.scheduler import QUEUES, Abort, NewReq, PriorityQueue, Request
 from minisgl_core.scheduler.limits import MAX_PRIORITY
 from minisgl_core.scheduler.records import PendingReq
 from minisgl_core.scheduler.request_queue import AGING_STEPS
+from minisgl_core.testing import StubEngine, expected_tokens
+from support.served import Answer, serve
 
 VOCAB = 50
 POLICIES = pytest.mark.parametrize("name", list(QUEUES))
