@@ -108,7 +108,7 @@ def break_with(site: Path) -> Callable[..., str]:
     """``break_with("hook_raises")`` installs that broken plugin; returns its distribution's name."""
 
     def install(case: str, **metadata: Any) -> str:
-        for path in (BROKEN / case).glob("*.py"):
+        for path in (BROKEN / "broken_common.py", *(BROKEN / case).glob("*.py")):
             shutil.copy(path, site)
         name = f"broken-{case.replace('_', '-')}"
         write_metadata(site, name, f"broken_{case}", **metadata)
