@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,22 +128,12 @@ def drive(model: str, rank: int, size: int, port: int) -> dict[str, Any]:
     return found
 
 
-def drive_in_process(model: str, rank: int, size: int, port: int, results: Any) -> None:
-    """What each spawned rank runs."""
-    results.put((rank, drive(model, rank, size, port)))
-
-
 def spawn_ranks(model: str, size: int) -> list[dict[str, Any]]:
-    """All ranks of one engine, each in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    results, port = context.Queue(), free_port()
-    ranks = [context.Process(target=drive_in_process, args=(model, r, size, port, results)) for r in range(size)]
-    for process in ranks:
-        process.start()
-    found = dict(results.get(timeout=300) for _ in ranks)
-    for process in ranks:
-        process.join()
-    return [found[rank] for rank in range(size)]
+    """All ranks of one engine, each in a process of its own; what a rank raises is raised here."""
+    port = free_port()
+    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as ranks:
+        started = [ranks.submit(drive, model, rank, size, port) for rank in range(size)]
+        return [rank.result() for rank in started]
 
 
 def by_hand(model: str) -> bool:
