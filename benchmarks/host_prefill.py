@@ -41,7 +41,7 @@ import minisgl_moe.plugin
 from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import BackendSpec

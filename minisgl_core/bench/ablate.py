@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from minisgl_core.engine import EngineConfig
-from minisgl_core.engine.planning import make_plan
-from minisgl_core.engine.setups import capture_sizes
+from minisgl_core.engine.backend_factory import capture_sizes
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.env import ENV
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.modelconfig import read_model_config

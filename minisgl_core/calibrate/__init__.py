@@ -1,6 +1,6 @@
-"""Which backend is fastest on this machine, for this model's shapes: measured, kept, and told to resolving.
+"""Measures which backend is fastest on this machine, for this model's shapes.
 
-:mod:`.store` reads what was measured and is all that an engine imports; :mod:`.measure` brings the conformance kit.
+:mod:`minisgl_core.calibration` keeps the result, where an engine reads it.
 """
 
 __all__: list[str] = []

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from minisgl_core.calibration.store import Calibration, Point, is_timed, sources_of, subject_of, versions_now
 from minisgl_core.plugin_api import Role
 from minisgl_core.registry import PlanEntry, PlanQuery, Registry, resolve_plan
 from minisgl_core.registry.query import Joint
@@ -17,7 +18,6 @@ from minisgl_core.testing import BackendUnderTest, DeviceFixture
 from minisgl_core.testing.timing import Timer, median_seconds
 
 from .grid import Size, sizes_of
-from .store import Calibration, Point, is_timed, sources_of, subject_of, versions_now
 from .work import Contender, prepare
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""Steps of a role as files: recorded in an engine, run again on any backend without the model, made small.
+"""Step recordings, called capsules: steps of a role as files, replayed on any backend without the model, and shrunk.
 
-:mod:`.watch` sees the engine's eager steps, :mod:`.record` writes them, :mod:`.shadow` compares a second backend there;
-:mod:`.base` and :mod:`.file` are what all capsules have in common, :mod:`.format` reads one, :mod:`.replay` runs it,
-:mod:`.shrink` reduces it. What a role knows of its own lies in :mod:`.attention` and :mod:`.moe`, told to the others by
-:mod:`.roles`. Import the modules themselves: most bring the conformance kit, which an engine that records nothing does
-without.
+:mod:`.instrumentation` holds the settings, :mod:`.observer` is the engine's observer made from them; :mod:`.record`
+writes steps and :mod:`.shadow` compares a second backend there. :mod:`.base` and :mod:`.file` hold what all capsules
+share; :mod:`.format` reads a capsule, :mod:`.replay` runs it, :mod:`.shrink` reduces it. What is particular to a role
+is in :mod:`.attention` and :mod:`.moe`, which :mod:`.roles` lists. Import the modules themselves: most import the
+conformance kit, which an engine without instrumentation does not need.
 """
 
 __all__: list[str] = []

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from .base import Capsule, RecordedLayer
+    from .role_observer import LayerCall, ObservedStep
     from .steps import StepChoice
-    from .watch import WatchedStep
 
 __all__ = ["CapsuleMaker", "Recorder"]
 
@@ -23,7 +23,7 @@ _MB: Final = 1_000_000
 
 
 class CapsuleMaker(Protocol):
-    """Makes capsules of one role from what its watchers see."""
+    """Makes capsules of one role from observed steps."""
 
     def least_bytes(self, step: Any) -> int:
         """How large a step's capsule will be, or more."""
@@ -39,7 +39,8 @@ class CapsuleMaker(Protocol):
 
 
 class Recorder:
-    """A :class:`~minisgl_core.capsule.watch.Watcher` that writes ``step-000012-decode.safetensors`` into a folder.
+    """A :class:`~minisgl_core.capsule.role_observer.StepListener` that writes each step into a file such as
+    ``step-000012-decode.safetensors``.
 
     A step larger than ``max_mb`` is skipped, and the log says which and how large. A file that cannot be written ends
     the recording, not the serving. ``suffix`` tells ranks apart.
@@ -59,24 +60,24 @@ class Recorder:
         self._maker, self._origin = maker, origin
         self._layers: list[RecordedLayer] = []
         self._skipped = self._broken = False
-        self._raised = ""
+        self._raised = self._backend = ""
 
     def wants(self, number: int) -> bool:
         return not self._broken and number in self._steps
 
-    def begin(self, step: WatchedStep) -> bool:
+    def begin(self, step: ObservedStep) -> bool:
         self._layers, self._skipped, self._raised = [], False, ""
         return self._fits(step, self._maker.least_bytes(step))
 
-    def layer(self, step: WatchedStep, call: Any, out: torch.Tensor | None, error: str) -> None:
+    def layer(self, step: ObservedStep, call: LayerCall, out: torch.Tensor | None, error: str) -> None:
         if self._skipped:
             return
         self._layers.append(self._maker.layer(call, out))
-        self._raised = error
+        self._raised, self._backend = error, call.backend
         if not self._fits(step, sum(layer.nbytes for layer in self._layers)):
             self._layers, self._skipped = [], True
 
-    def _fits(self, step: WatchedStep, size: int) -> bool:
+    def _fits(self, step: ObservedStep, size: int) -> bool:
         if size <= self._max_mb * _MB:
             return True
         logger.warning(
@@ -89,12 +90,14 @@ class Recorder:
         )
         return False
 
-    def end(self, step: WatchedStep, whole: bool) -> None:
-        """Write it, unless something else than the watched backend ended the step."""
+    def end(self, step: ObservedStep, completed: bool) -> None:
+        """Write it, unless something else than the observed backend raised."""
         layers, self._layers = self._layers, []
-        if not layers or not (whole or self._raised):
+        if not layers or not (completed or self._raised):
             return
-        origin = {**self._origin, "raised": self._raised} if self._raised else self._origin
+        origin = {"backend": self._backend, **self._origin}
+        if self._raised:
+            origin["raised"] = self._raised
         capsule = self._maker.capsule(step, layers, origin)
         path = self._folder / f"step-{step.number:06d}-{step.phase}{self._suffix}.safetensors"
         try:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from minisgl_core.errors import MinisglError
-from minisgl_core.plugin_api import Phase
+from minisgl_core.plugin_api import KVPool, Phase
 
 from .difference import worst
 
 if TYPE_CHECKING:
     from .base import Capsule
     from .record import CapsuleMaker
-    from .watch import LayerCall, WatchedStep
+    from .role_observer import LayerCall, ObservedStep
 
 __all__ = ["Candidate", "Divergence", "Shadow", "ShadowReport"]
 
@@ -95,6 +95,19 @@ class Candidate(Protocol):
     @property
     def label(self) -> str: ...
 
+    @property
+    def needs_finite_tail(self) -> bool:
+        """Does it need the unused tail of a KV page finite?"""
+        ...
+
+    def bind(self, pool: KVPool) -> None:
+        """The engine's KV pool exists now."""
+        ...
+
+    def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        """Role moe: a layer's weights (E, 2I, N) and (E, N, I), to keep."""
+        ...
+
     def begin(self, step: Any) -> bool:
         """The step's metadata. False = it does not serve this phase."""
         ...
@@ -113,7 +126,7 @@ class Candidate(Protocol):
 
 
 class Shadow:
-    """A :class:`~minisgl_core.capsule.watch.Watcher` that runs and judges a candidate.
+    """A :class:`~minisgl_core.capsule.role_observer.StepListener` that runs and judges a candidate.
 
     ``folder``: where the capsule of a divergence goes.
     """
@@ -142,8 +155,20 @@ class Shadow:
             label, self._every, self._steps, self._layers, self._worst, self._divergence, self._disabled
         )
 
-    def tell(self, what: str, call: Callable[[], None]) -> None:
-        """Give the candidate something before the first step; it is disabled if it raises."""
+    @property
+    def needs_finite_tail(self) -> bool:
+        """Does the candidate need the unused tail of a KV page finite?"""
+        return self._candidate.needs_finite_tail
+
+    def bind(self, pool: KVPool) -> None:
+        """Give the candidate the engine's KV pool; it is disabled if it raises."""
+        self._set_up("bind_kv", lambda: self._candidate.bind(pool))
+
+    def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        """Give an expert executor the weights of a layer, to keep; it is disabled if it raises."""
+        self._set_up("prepare_weights", lambda: self._candidate.prepare_weights(layer_id, w13, w2))
+
+    def _set_up(self, what: str, call: Callable[[], None]) -> None:
         if not self._disabled:
             try:
                 call()
@@ -162,7 +187,7 @@ class Shadow:
     def wants(self, number: int) -> bool:
         return not self._disabled and number % self._every == 0
 
-    def begin(self, step: WatchedStep) -> bool:
+    def begin(self, step: ObservedStep) -> bool:
         try:
             served = self._candidate.begin(step)
         except Exception as error:
@@ -171,7 +196,7 @@ class Shadow:
         self._steps += served
         return served
 
-    def layer(self, step: WatchedStep, call: LayerCall, out: torch.Tensor | None, error: str) -> None:
+    def layer(self, step: ObservedStep, call: LayerCall, out: torch.Tensor | None, error: str) -> None:
         if self._disabled or out is None:
             return
         where = f"step {step.number} ({step.phase}), layer {call.layer_id}"
@@ -189,10 +214,10 @@ class Shadow:
         else:
             self._judge(step, call, out, got)
 
-    def end(self, step: WatchedStep, whole: bool) -> None:
+    def end(self, step: ObservedStep, completed: bool) -> None:
         """Each layer was judged when it came."""
 
-    def _judge(self, step: WatchedStep, call: LayerCall, out: torch.Tensor, got: torch.Tensor) -> None:
+    def _judge(self, step: ObservedStep, call: LayerCall, out: torch.Tensor, got: torch.Tensor) -> None:
         real = call.real_tokens
         allowed = self._kind.tolerance(out.dtype)
         found = worst(got[:real], out[:real], self._kind.usual_size(out[:real], out.dtype))
@@ -201,7 +226,9 @@ class Shadow:
             self._worst = max(self._worst, found.error)
             return
         layer = self._maker.layer(call, out)
-        capsule = self._maker.capsule(step, (layer,), {**self._origin, "shadow": self._candidate.label})
+        capsule = self._maker.capsule(
+            step, (layer,), {"backend": call.backend, **self._origin, "shadow": self._candidate.label}
+        )
         place = capsule.locate(0, found)
         mine, theirs = capsule.errors(0, (got.cpu(), layer.out))
         divergence = Divergence(

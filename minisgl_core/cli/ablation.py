@@ -163,7 +163,7 @@ def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, repeat: int
     """What all rows of one table must have in common, beside the work."""
     from minisgl_core.bench.facts import plan_facts
     from minisgl_core.bench.provenance import provenance
-    from minisgl_core.engine.planning import make_plan
+    from minisgl_core.engine.plan_resolution import make_plan
     from minisgl_core.modelconfig import read_model_config
 
     model = read_model_config(config.model_path)

@@ -92,7 +92,7 @@ def command(
 
 def _config(settings: Settings, path: str, longest: int, dummy: bool) -> EngineConfig:
     from minisgl_core.engine import EngineConfig
-    from minisgl_core.engine.planning import DTYPES
+    from minisgl_core.engine.plan_resolution import DTYPES
 
     fields = settings.engine.model_dump()
     fields.pop("tp_size")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from minisgl_core.calibrate.choose import apply, rules_of
+from minisgl_core.calibration.choose import apply, rules_of
 from minisgl_core.modelconfig.geometries import GEOMETRIES
 from minisgl_core.progress import progress_counter
 from minisgl_core.registry import detect_device, discover
@@ -33,7 +33,7 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, q
     shapes, until a version changes; `minisgl explain` shows it. Exits with 1 if some backend could not be timed.
     """
     from minisgl_core.calibrate.measure import calibrate
-    from minisgl_core.calibrate.store import save
+    from minisgl_core.calibration.store import save
     from minisgl_core.testing import DeviceFixture
 
     model = model_of(settings, geometry_name)

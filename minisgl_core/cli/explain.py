@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 
-from minisgl_core.calibrate.choose import apply
-from minisgl_core.calibrate.store import Loaded, is_timed
+from minisgl_core.calibration.choose import apply
+from minisgl_core.calibration.store import Loaded, is_timed
 from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import ModelConfig, dequantised, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from minisgl_core.calibrate.choose import NOISE, rules_of
-from minisgl_core.calibrate.store import Calibration, Loaded, unmeasured
+from minisgl_core.calibration.choose import NOISE, rules_of
+from minisgl_core.calibration.store import Calibration, Loaded, unmeasured
 from minisgl_core.registry import Plan
 
 from .output import print_table

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final, Literal
 
 import torch
 
-from minisgl_core.capsule.steps import RECORDED_ROLES, StepChoice
 from minisgl_core.core.sampling_params import SEEDS
 from minisgl_core.distributed import DistributedInfo
-from minisgl_core.errors import ConfigError, nearest
-from minisgl_core.plugin_api import Role, SamplingMode
+from minisgl_core.errors import ConfigError
+from minisgl_core.plugin_api import SamplingMode
 
 from .checks import check_choice, check_flag, check_integer, check_kind, check_mapping, check_names, check_number
+from .observer import ObserverFactory
 
 __all__ = ["SAMPLING_MODES", "EngineConfig"]
 
@@ -68,22 +69,14 @@ class EngineConfig:
     """A resolved plan as JSON data; None = resolve here."""
     dummy_weights: bool = False
     """Random weights N(0, 0.02) instead of the checkpoint's, for benchmarks."""
-    record: str | Path | None = None
-    """Folder for capsules of chosen steps; recording forces eager steps. None = do not record."""
-    record_role: Literal["attention", "moe"] = "attention"
-    """What the capsules hold. Experts' need the weights of all experts once more, in host memory."""
-    record_steps: str = "first:8"
-    """``first:N``, ``every:N``, or the numbers of steps such as ``0,5,7``"""
-    record_max_mb: int = 256
-    """Steps whose capsule would be larger are skipped."""
-    shadow: Mapping[str, Any] = field(default_factory=dict)
-    """``{ROLE: NAME, "every": N}``: compare a second backend on every N-th eager step. ROLE: attention or moe."""
+    observer: ObserverFactory | None = None
+    """Makes a tool that looks into the engine's steps; None = the steps are not observed."""
     progress: bool = True
 
     def __post_init__(self) -> None:
         self._check_ranks()
         check_kind("model_path", self.model_path, (str, Path), "give a folder or file")
-        for name in ("max_running_req", "max_prefill_tokens", "record_max_mb"):
+        for name in ("max_running_req", "max_prefill_tokens"):
             check_integer(name, getattr(self, name), 1)
         for name, low in (("max_seq_len_override", 2), ("num_page_override", 1), ("cuda_graph_max_bs", 0)):
             if getattr(self, name) is not None:
@@ -99,8 +92,7 @@ class EngineConfig:
             check_flag(name, getattr(self, name))
         self._check_graph_modes()
         self._check_plugins()
-        self._check_recording()
-        self._check_shadow()
+        check_kind("observer", self.observer, (ObserverFactory, NoneType), "give an ObserverFactory, or None")
 
     def _check_ranks(self) -> None:
         check_kind("tp_info", self.tp_info, DistributedInfo, "give a DistributedInfo(rank, size)")
@@ -140,60 +132,12 @@ class EngineConfig:
         if self.plan is not None:
             check_mapping("plan", self.plan, "give a plan as JSON data, or None")
 
-    def _check_recording(self) -> None:
-        if self.record is not None:
-            check_kind("record", self.record, (str, Path), "give a folder, or None")
-        check_choice("record_role", self.record_role, RECORDED_ROLES)
-        check_kind("record_steps", self.record_steps, str, "use such as first:8, every:100 or 0,5,7")
-        StepChoice.parse(self.record_steps)
-
-    def _check_shadow(self) -> None:
-        check_mapping("shadow", self.shadow, 'give {"attention": "NAME"}')
-        if not self.shadow:
-            return
-        known = (*RECORDED_ROLES, "every")
-        for key in self.shadow:
-            if key not in known:
-                raise ConfigError(
-                    f"unknown key {key!r} in `shadow`",
-                    field=f"shadow.{key}",
-                    value=self.shadow[key],
-                    remedy=nearest(key, known) or f"it has {', '.join(known)}",
-                )
-        if all(role in self.shadow for role in RECORDED_ROLES):
-            raise ConfigError(
-                f"`shadow` names a backend for each of {' and '.join(RECORDED_ROLES)}",
-                field="shadow",
-                value=dict(self.shadow),
-                remedy="compare one at a time",
-            )
-        name = self.shadow.get(self.shadow_role)
-        if not isinstance(name, str) or name in ("", "auto"):
-            raise ConfigError(
-                f"`shadow.{self.shadow_role}` is {name!r}",
-                field=f"shadow.{self.shadow_role}",
-                value=name,
-                remedy="name the backend to compare",
-            )
-        check_integer("shadow.every", self.shadow_every, 1)
-
     @property
     def init_method(self) -> str:
         """Where the ranks of this engine meet."""
         return f"tcp://127.0.0.1:{self.distributed_port}"
 
     @property
-    def shadow_role(self) -> Role:
-        """The role of the backend that is compared."""
-        return next((role for role in RECORDED_ROLES if role in self.shadow), RECORDED_ROLES[0])
-
-    @property
-    def shadow_every(self) -> int:
-        """Every so many eager steps are compared."""
-        every = self.shadow.get("every", 1)
-        return int(every) if isinstance(every, str) and every.isdecimal() else every
-
-    @property
     def graph_max_bs(self) -> int | None:
-        """:attr:`cuda_graph_max_bs` in force: a recorded step must be eager."""
-        return 0 if self.record else self.cuda_graph_max_bs
+        """:attr:`cuda_graph_max_bs` in force: 0 where the observer needs every step eager."""
+        return 0 if self.observer is not None and self.observer.forces_eager else self.cuda_graph_max_bs

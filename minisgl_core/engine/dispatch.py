@@ -21,7 +21,6 @@ from .view import DerivedView
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from minisgl_core.capsule.attention.watch import AttentionWatch
     from minisgl_core.core import Batch
     from minisgl_core.plugin_api import AttentionBackend, BatchLike, KVPool, Phase
 
@@ -42,25 +41,14 @@ class Route:
     host_plan: bool
     """Does it need host work before each replay?"""
     limit: int = NO_LIMIT
-    label: str = ""
-    """Of the plan's choice"""
 
 
 class AttentionDispatcher:
-    """What ``engine.attn_backend`` is. ``routes``: by phase, limits ascending, the last without one. ``watch``: sees
-    every eager step; without one the backends are called directly.
-    """
+    """What ``engine.attn_backend`` is. ``routes``: by phase, limits ascending, the last without one."""
 
-    def __init__(
-        self, routes: Mapping[Phase, Sequence[Route]], max_seq_len: int, watch: AttentionWatch | None = None
-    ) -> None:
+    def __init__(self, routes: Mapping[Phase, Sequence[Route]], max_seq_len: int) -> None:
         self.routes = {phase: tuple(some) for phase, some in routes.items()}
-        if watch is not None:
-            self.routes = {
-                phase: tuple(replace(route, backend=watch.wrap(route.backend, route.label)) for route in some)
-                for phase, some in self.routes.items()
-            }
-        self._max_seq_len, self._watch = max_seq_len, watch
+        self._max_seq_len = max_seq_len
         self._state: DecodeState | None = None
         self._dummy_slot = 0
 
@@ -69,8 +57,6 @@ class AttentionDispatcher:
         self._state, self._dummy_slot = state, pool.num_pages * pool.page_size
         for route in self._distinct():
             route.backend.bind_kv(repaged(pool, route.page_size))
-        if self._watch is not None:
-            self._watch.bind(pool, self.view_in_pages)
 
     def _choose(self, batch: Batch) -> Route:
         """The batch's route. Its layers then call that backend without asking again."""

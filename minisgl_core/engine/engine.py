@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -19,20 +20,23 @@ from minisgl_core.registry import build, load_class
 from minisgl_core.registry.records import CORE
 from minisgl_core.settings.variables import check_variables
 
+from .backend_factory import BackendFactory, capture_sizes
 from .capacity import check_tables, check_weights, shortage_in_words
 from .dispatch import AttentionDispatcher
 from .memory import MemoryUse, Reserve, count_pages
-from .planning import DTYPES, context_limit, make_plan
-from .rehearsal import rehearse
-from .setups import Setups, capture_sizes
+from .memory_profile import profile_memory
+from .observer import ObservedEngine, observed_step
+from .plan_resolution import DTYPES, context_limit, make_plan
 from .stage import Stage
 from .step import ForwardOutput
 
 if TYPE_CHECKING:
-    from minisgl_core.plugin_api import SamplingMode
+    from collections.abc import Callable
+
+    from minisgl_core.plugin_api import SamplingMode, StepOutput
 
     from .config import EngineConfig
-    from .watching import Watching
+    from .observer import Observer
 
 __all__ = ["Engine"]
 
@@ -78,42 +82,42 @@ class Engine:
         self._closing.callback(self.platform.close)
         self.device: torch.device = self.platform.device
         self.platform.activate()
-        setups = Setups(config, self.plan, self.model_config, self.dtype, self.max_seq_len, self.platform)
-        self.comm = self._closed_later(build(self.plan.choice("comm"), setups.comm()))
+        backends = BackendFactory(config, self.plan, self.model_config, self.dtype, self.max_seq_len, self.platform)
+        self.comm = self._closed_later(backends.build_comm())
         self.comm.check_equal("plan", self.plan.digest())
+        self.observer = self._make_observer(backends)
+        observed = replace(backends, observer=self.observer)
 
         # ---- the model -----------------------------------------------------------------------------------
-        self.ctx = self._make_context(setups)
+        self.ctx = self._make_context(observed)
         model = self.plan.choice("models")
         if model.distribution == CORE:
             check_weights(self.ctx)
         check_tables(config, self.ctx, self.page_size)
-        self.watching = self._make_watching(setups)
         with shortage_in_words(self.ctx):
             self.model = load_class(model)(self.ctx)
             self._load_weights()
 
         # ---- what passes and graphs will take; attention's workspace: all before the pool ------------------
         sizes = capture_sizes(config, self.plan)
-        reserve = rehearse(config, self.ctx, self.plan, setups, self.model, sizes)
-        watch = None if self.watching is None else self.watching.attention
-        attn = AttentionDispatcher(setups.build_attention(), self.max_seq_len, watch)
+        reserve = profile_memory(config, self.ctx, self.plan, backends, self.model, sizes)
+        attn = AttentionDispatcher(observed.build_attention(), self.max_seq_len)
         self.attn_backend = self.ctx.attn = self._closed_later(attn)
 
         # ---- the pool, the device state, sampling ----------------------------------------------------------
-        kv_heads = setups.kv_heads
+        kv_heads = backends.kv_heads
         self.num_pages = count_pages(config, self.ctx, self.page_size, kv_heads, self.dtype, reserve)
-        stepped = self.model if self.watching is None else self.watching.model(self.model)
         stage = self._closed_later(
-            Stage(config, self.ctx, stepped, self.attn_backend, self.num_pages, self.page_size, kv_heads)
+            Stage(config, self.ctx, self.model, self.attn_backend, self.num_pages, self.page_size, kv_heads)
         )
         self.kv_cache, self.state, self.sampler, self.stepper = stage.pool, stage.state, stage.sampler, stage.stepper
         self.page_table = self.state.page_table
-        if self.watching is not None:
-            self.watching.bind(self.kv_cache)
-        self._needs_finite_tail = any(choice.finite_tail for choice in self.plan.choices("attention")) or (
-            self.watching is not None and self.watching.needs_finite_tail
-        )
+        self._needs_finite_tail = any(choice.finite_tail for choice in self.plan.choices("attention"))
+        self._run_step: Callable[[Batch], StepOutput] = self.stepper.step
+        if self.observer is not None:
+            self.observer.bind(self.kv_cache, self.attn_backend.view_in_pages)
+            self._needs_finite_tail |= self.observer.needs_finite_tail
+            self._run_step = observed_step(self.stepper.step, self.observer)
 
         # ---- graphs ----------------------------------------------------------------------------------------
         self._host_tokens = [
@@ -123,7 +127,9 @@ class Engine:
         self._turn = 0
         if sizes:
             self.attn_backend.init_capture_graph(self.max_seq_len, sizes)
-        self.graph_runner = self._closed_later(build(self.plan.choice("graph"), setups.graph(self.stepper, sizes)))
+        self.graph_runner = self._closed_later(
+            build(self.plan.choice("graph"), backends.graph_setup(self.stepper, sizes))
+        )
         self.memory = self._capture(reserve)
         logger.info("engine ready: %s pages of %s tokens, plan %s", self.num_pages, self.page_size, self.plan.digest())
 
@@ -145,11 +151,17 @@ class Engine:
         use.warn_if_short()
         return use
 
-    def _make_context(self, setups: Setups) -> Context:
-        kv = self._closed_later(build(self.plan.choice("kv"), setups.kv()))
-        ops = self._closed_later(setups.build_ops(kv, self.comm))
-        linear, fused = setups.build_linear()
-        needs_moe = self.model_config.moe is not None
+    def _make_observer(self, backends: BackendFactory) -> Observer | None:
+        if self.config.observer is None:
+            return None
+        engine = ObservedEngine(self.config, self.plan, self.model_config, backends)
+        return self._closed_later(self.config.observer(engine))
+
+    def _make_context(self, backends: BackendFactory) -> Context:
+        kv = self._closed_later(backends.build_kv())
+        ops = self._closed_later(backends.build_ops(kv, self.comm))
+        linear, fused = backends.build_linear()
+        moe = backends.build_moe()
         return Context(
             config=self.model_config,
             tp=self.tp,
@@ -161,19 +173,10 @@ class Engine:
             ops=ops,
             linear=self._closed_later(linear),
             fused=fused,
-            moe=self._closed_later(build(self.plan.choice("moe"), setups.moe())) if needs_moe else None,
+            moe=None if moe is None else self._closed_later(moe),
             max_seq_len=self.max_seq_len,
             max_tokens=self.config.max_prefill_tokens,
         )
-
-    def _make_watching(self, setups: Setups) -> Watching | None:
-        if not (self.config.record or self.config.shadow):
-            return None
-        from .watching import Watching
-
-        watching = self._closed_later(Watching(self.config, self.plan, self.model_config, setups))
-        self.ctx.moe = watching.experts(self.ctx.moe)
-        return watching
 
     def _load_weights(self) -> None:
         if self.config.dummy_weights:
@@ -219,7 +222,7 @@ class Engine:
                 self.attn_backend.prepare_metadata(batch)
             else:
                 self.state.refresh(batch)
-            out = self.stepper.step(batch)
+            out = self._run_step(batch)
         if batch.size == out.next_tokens.shape[0]:
             return self._finish_pass(batch, out.logits, out.next_tokens)
         return self._finish_pass(batch, out.logits[: batch.size], out.next_tokens[: batch.size])
@@ -264,6 +267,6 @@ class Engine:
         closing.close()
 
     def _forget(self) -> None:
-        for name in ("model", "stepper", "sampler", "state", "page_table", "attn_backend", "graph_runner"):
+        for name in ("model", "stepper", "sampler", "state", "page_table", "attn_backend", "graph_runner", "_run_step"):
             setattr(self, name, None)
         self._host_tokens = []

@@ -7,19 +7,23 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from minisgl_core.capsule.instrumentation import Instrumentation
 from minisgl_core.core import SamplingParams
 from minisgl_core.core.sampling_params import HINTS
 from minisgl_core.engine import EngineConfig
-from minisgl_core.engine.planning import DTYPES
+from minisgl_core.engine.plan_resolution import DTYPES
 from minisgl_core.errors import ConfigError, UsageError, nearest
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["argument_hint", "engine_config", "refuse_unknown_arguments"]
+__all__ = ["SETTINGS", "argument_hint", "engine_config", "refuse_unknown_arguments"]
 
-_OWN_FIELDS: Final = frozenset({"model_path", "tp_info", "dtype"})
-"""Of EngineConfig, those that an LLM sets by itself."""
+_INSTRUMENTATION: Final = frozenset(field.name for field in fields(Instrumentation))
+SETTINGS: Final = _INSTRUMENTATION | (
+    {field.name for field in fields(EngineConfig)} - {"model_path", "tp_info", "dtype", "observer"}
+)
+"""The names that an LLM's ``settings`` may have. It sets the other fields of EngineConfig itself."""
 
 _OTHER_NAMES: Final[Mapping[str, str]] = {
     "model": "path",
@@ -97,19 +101,25 @@ def engine_config(
         raise ConfigError(
             f"`tp_size` is {tp_size!r}", field="tp_size", value=tp_size, remedy="give an integer of at least 1"
         )
-    return EngineConfig(model_path=str(path), dtype=_dtype(dtype), backends=dict(backends or {}), **settings)
+    instrumentation = Instrumentation(**{name: settings[name] for name in settings.keys() & _INSTRUMENTATION})
+    return EngineConfig(
+        model_path=str(path),
+        dtype=_dtype(dtype),
+        backends=dict(backends or {}),
+        observer=instrumentation if instrumentation.active else None,
+        **{name: settings[name] for name in settings.keys() - _INSTRUMENTATION},
+    )
 
 
 def _refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
-    known = {field.name for field in fields(EngineConfig)} - _OWN_FIELDS
     for name in settings:
-        if name not in known:
+        if name not in SETTINGS:
             remedy = (
                 _OTHER_WAYS.get(name)
                 or (f"LLM calls this `{_OTHER_NAMES[name]}`" if name in _OTHER_NAMES else "")
                 or ("how to sample is said per call, in SamplingParams" if name in _SAMPLING else "")
-                or nearest(name, {*known, "path", "dtype", "tp_size"})
-                or f"known are {', '.join(sorted(known))}"
+                or nearest(name, {*SETTINGS, "path", "dtype", "tp_size"})
+                or f"known are {', '.join(sorted(SETTINGS))}"
             )
             raise ConfigError(f"LLM has no setting `{name}`", field=name, value=settings[name], remedy=remedy)
 

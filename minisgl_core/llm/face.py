@@ -83,8 +83,8 @@ class Face:
     @property
     def shadow_report(self) -> ShadowReport | None:
         """What a second backend (setting ``shadow``) has shown so far; None without one."""
-        watching = self._engine.engine.watching
-        return None if watching is None or watching.shadow is None else watching.shadow.report
+        report: ShadowReport | None = getattr(self._engine.engine.observer, "shadow_report", None)
+        return report
 
     def shutdown(self) -> None:
         """End all ranks and give all memory back; calls that wait get a :class:`UsageError`. Works from any thread;

@@ -9,7 +9,7 @@ import torch
 
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.errors import EngineError
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.scheduler import Message, Scheduler, TokenOuts

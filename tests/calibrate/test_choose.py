@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl_core.calibrate.choose import costs_by_batch, costs_by_entry, rules_of
-from minisgl_core.calibrate.store import Point
+from minisgl_core.calibration.choose import costs_by_batch, costs_by_entry, rules_of
+from minisgl_core.calibration.store import Point
 from minisgl_core.registry import Bucket, Choice, Plan, PlanEntry
 
 DECODE = "attention.decode"

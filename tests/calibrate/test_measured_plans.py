@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl_core.calibrate.store import Calibration, Point, file_of, save, sources_of, subject_of, versions_now
+from minisgl_core.calibration.store import Calibration, Point, file_of, save, sources_of, subject_of, versions_now
 from minisgl_core.cli.app import main
 from minisgl_core.core import SamplingParams
 from minisgl_core.env import ENV

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_core.calibrate.store import (
+from minisgl_core.calibration.store import (
     Calibration,
     Loaded,
     Point,

@@ -15,8 +15,8 @@ from minisgl_core.capsule.attention.capsule import AttentionCapsule, AttentionGe
 from minisgl_core.capsule.attention.edits import compact
 from minisgl_core.capsule.moe.capsule import MoECapsule
 from minisgl_core.capsule.moe.make import MoEMaker
-from minisgl_core.capsule.moe.watch import MoECall
-from minisgl_core.capsule.watch import WatchedStep
+from minisgl_core.capsule.moe.observer import MoECall
+from minisgl_core.capsule.role_observer import ObservedStep
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, LayerFacts, MoESetup
 from minisgl_core.testing import BackendUnderTest, DeviceFixture, reference
@@ -107,7 +107,7 @@ def make_moe_capsule() -> Callable[..., MoECapsule]:
         tokens = sum(q_lens) + padded
         reqs = [Req(torch.zeros(9, dtype=torch.int32), row, 0, 1, 100 + row, PARAMS) for row in range(len(q_lens))]
         view: Any = SimpleNamespace(q_lens_host=(*q_lens, *(1,) * padded))
-        step = WatchedStep(7, "by hand", Batch(reqs=reqs, phase=phase, view=view))
+        step = ObservedStep(7, Batch(reqs=reqs, phase=phase, view=view))
 
         def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
             return (torch.randn(shape, generator=random) * scale).to(setup.dtype)
@@ -123,10 +123,10 @@ def make_moe_capsule() -> Callable[..., MoECapsule]:
                 here = torch.tensor(q_lens).cumsum(0) - 1
             x, ids, chosen = normal(tokens, 16)[here], ids[here], chosen[here]
             real = min(len(here), sum(q_lens))
-            call = MoECall(layer_id, real, here, x, ids, chosen, weights)
+            call = MoECall("by hand", layer_id, real, here, x, ids, chosen, weights)
             out = reference.experts(x, ids, chosen, *weights).to(setup.dtype)
             made.append(maker.layer(call, out))
-        return maker.capsule(step, made, {})
+        return maker.capsule(step, made, {"backend": "by hand"})
 
     return make
 

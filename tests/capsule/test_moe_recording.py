@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from minisgl_core.capsule.format import load_capsule
+from minisgl_core.capsule.instrumentation import Instrumentation
 from minisgl_core.capsule.moe.capsule import MoECapsule
 from minisgl_core.capsule.record import Recorder
 from minisgl_core.capsule.replay import replay
 from minisgl_core.capsule.steps import StepChoice
 from minisgl_core.cli.app import main
 from minisgl_core.core import SamplingParams
-from minisgl_core.engine import EngineConfig
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.llm import LLM
 from minisgl_core.testing import BackendUnderTest, DeviceFixture
@@ -64,7 +64,7 @@ def test_chosen_steps_are_recorded_with_the_experts_that_they_used(
     with caplog.at_level(logging.INFO, "minisgl_core"):
         tokens = answer(tiny("moe"), record=str(tmp_path / "steps"), cuda_graph_max_bs=4, **RECORD)
     assert tokens == answer(tiny("moe"))
-    assert "moe is watched: the weights of all experts are kept in host memory once more" in caplog.text
+    assert "moe is observed: the weights of all experts are kept in host memory once more" in caplog.text
     names = sorted(item.name for item in (tmp_path / "steps").iterdir())
     assert names == ["step-000000-prefill.safetensors", "step-000002-decode.safetensors"]
     first, third = (moe_capsule(tmp_path / "steps" / name) for name in names)
@@ -137,10 +137,11 @@ def test_the_size_is_found_while_the_experts_are_seen(caplog: pytest.LogCaptureF
     maker: Any = SimpleNamespace(least_bytes=lambda step: 0, layer=lambda call, out: call, capsule=None)
     step: Any = SimpleNamespace(number=3, phase="decode", real_tokens=8)
     recorder = Recorder(Path("nowhere"), StepChoice.parse("first:9"), 1, maker, {})
+    call: Any = SimpleNamespace(nbytes=900_000, backend="torch")
     assert recorder.begin(step)
     for _ in range(3):
-        recorder.layer(step, SimpleNamespace(nbytes=900_000), None, "")
-    recorder.end(step, whole=True)
+        recorder.layer(step, call, None, "")
+    recorder.end(step, completed=True)
     assert caplog.text.count("step 3 is not recorded: decode of 8 tokens take 2 MB or more") == 1
     assert recorder.written == []
 
@@ -177,7 +178,7 @@ def test_when_nobody_looks_at_experts_they_are_not_wrapped(tiny: Callable[[str],
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
     with LLM(tiny("moe"), **SETTINGS) as llm:
-        assert llm.engine.watching is None
+        assert llm.engine.observer is None
         assert type(llm.engine.ctx.moe) is TorchMoE and llm.engine.stepper.model is llm.engine.model
     with LLM(tiny("moe"), record=str(tmp_path), **SETTINGS) as llm:
         assert type(llm.engine.ctx.moe) is TorchMoE
@@ -206,7 +207,7 @@ def test_a_model_without_experts_is_refused(tiny: Callable[[str], Path], tmp_pat
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        EngineConfig("x", **settings)
+        Instrumentation(**settings)
     assert message in str(caught.value)
 
 

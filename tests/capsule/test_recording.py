@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from minisgl_core.capsule.format import load_capsule
+from minisgl_core.capsule.instrumentation import Instrumentation
+from minisgl_core.capsule.observer import StepObserver
 from minisgl_core.capsule.replay import replay
 from minisgl_core.capsule.steps import StepChoice
 from minisgl_core.core import Batch, Req, SamplingParams
@@ -64,7 +66,7 @@ def test_without_a_folder_nothing_is_wrapped(tiny: Callable[[str], Path]) -> Non
     from minisgl_cpu_sim.pure.attention import TorchAttention
 
     with LLM(tiny("q3"), **SETTINGS) as llm:
-        assert llm.engine.watching is None and llm.shadow_report is None
+        assert llm.engine.observer is None and llm.shadow_report is None
         for routes in llm.engine.attn_backend.routes.values():
             assert [type(route.backend) for route in routes] == [TorchAttention]
 
@@ -76,8 +78,8 @@ def test_a_step_that_is_too_large_is_skipped_and_named(
     settings = {**SETTINGS, "page_size": 1, "record": str(tmp_path), "record_max_mb": 1, "record_steps": "first:2"}
     with LLM(tiny("q3"), **settings) as llm:
         llm.generate(long, SamplingParams(max_tokens=2, ignore_eos=True), progress=False)
-        assert llm.engine.watching is not None and llm.engine.watching.recorder is not None
-        written = llm.engine.watching.recorder.written
+        assert isinstance(llm.engine.observer, StepObserver) and llm.engine.observer.recorder is not None
+        written = llm.engine.observer.recorder.written
     assert "step 0 is not recorded: prefill of 50 tokens take" in caplog.text
     assert "`record_max_mb` is 1" in caplog.text
     assert written == list(tmp_path.iterdir()) == [tmp_path / "step-000001-decode.safetensors"]
@@ -135,7 +137,7 @@ def test_the_step_at_which_a_backend_raises_is_recorded(
 def test_padded_rows_of_a_batch_by_hand_are_recorded_as_padding(
     tiny: Callable[[str], Path], tmp_path: Path, rig: DeviceFixture
 ) -> None:
-    config = EngineConfig(str(tiny("q3")), record=str(tmp_path), **SETTINGS)
+    config = EngineConfig(str(tiny("q3")), observer=Instrumentation(record=str(tmp_path)), **SETTINGS)
     engine = Engine(config)
     engine.page_table[0, :64] = torch.arange(40, 104)
     req = Req(torch.tensor([5, 6, 7], dtype=torch.int32), 0, 0, 4, 9, SamplingParams(max_tokens=4), None)
@@ -170,4 +172,4 @@ def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="use such as first:8, every:100 or 0,5,7"):
         StepChoice.parse(text)
     with pytest.raises(ConfigError, match="`record_steps` is"):
-        EngineConfig("x", record_steps=text)
+        Instrumentation(record_steps=text)

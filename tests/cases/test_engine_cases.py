@@ -21,7 +21,7 @@ from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.modelconfig import read_model_config
 from support.driver import Driver, greedy

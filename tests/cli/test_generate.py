@@ -16,6 +16,7 @@ from minisgl_core.cli.app import main
 from minisgl_core.cli.start import plan_line
 from minisgl_core.core import SamplingParams
 from minisgl_core.engine import EngineConfig
+from minisgl_core.llm.arguments import SETTINGS
 from minisgl_core.registry import Plan
 from minisgl_core.settings.schema import EngineSettings
 from minisgl_core.tokenizer import load_tokenizer
@@ -164,7 +165,7 @@ def test_settings_come_from_flags_environment_and_file(
 
 
 def test_every_setting_of_the_engine_can_be_reached() -> None:
-    engine = {field.name for field in fields(EngineConfig)}
+    known = {field.name for field in fields(EngineConfig)} - {"observer"} | SETTINGS
     by_other_names = {
         "model_path": "--model",
         "tp_info": "--tp-size",
@@ -180,7 +181,7 @@ def test_every_setting_of_the_engine_can_be_reached() -> None:
         "shadow": "[backends.shadow]",
     }
     of_programs = {"plan", "progress", "cuda_graph_modes"}
-    assert engine - by_other_names.keys() - of_programs == EngineSettings.model_fields.keys() - {"tp_size"}
+    assert known - by_other_names.keys() - of_programs == EngineSettings.model_fields.keys() - {"tp_size"}
 
 
 def test_the_defaults_that_help_states_are_those_of_sampling_params(capsys: Capture) -> None:

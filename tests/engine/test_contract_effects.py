@@ -13,7 +13,7 @@ import torch
 
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import SamplingParams
-from minisgl_core.engine import planning
+from minisgl_core.engine import plan_resolution
 from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, Role, SampleArgs, SamplingMode
 from minisgl_core.registry import Candidate, PluginRecord, Registry, discover
@@ -52,7 +52,7 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
             base = discover(**lists)
             return Registry((*base.plugins, PluginRecord("declared", "x", candidates=(candidate,))), base.notes)
 
-        monkeypatch.setattr(planning, "discover", found)
+        monkeypatch.setattr(plan_resolution, "discover", found)
 
     return add
 

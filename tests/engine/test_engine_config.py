@@ -12,7 +12,7 @@ import pytest
 from minisgl_core.core import SamplingParams
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import EngineConfig
-from minisgl_core.engine.setups import capture_sizes
+from minisgl_core.engine.backend_factory import capture_sizes
 from minisgl_core.errors import AdmissionError, ConfigError
 
 
@@ -49,11 +49,7 @@ from minisgl_core.errors import AdmissionError, ConfigError
         ("dummy_weights", 1, "True or False"),
         ("progress", None, "True or False"),
         ("plan", "auto", "JSON data"),
-        ("record", 5, "a folder"),
-        ("record_role", "kv", "attention or moe"),
-        ("record_steps", 5, "first:8"),
-        ("record_max_mb", 0, "at least 1"),
-        ("shadow", "torch", "attention"),
+        ("observer", "capsules", "an ObserverFactory"),
     ],
 )
 def test_refused_with_name_value_and_remedy(name: str, value: Any, remedy: str) -> None:
@@ -102,9 +98,6 @@ def test_good_settings_of_every_kind() -> None:
         allow_plugins=("a",),
         deny_plugins=["b"],  # type: ignore[arg-type]
         cuda_graph_modes=("greedy",),
-        record=Path("capsules"),
-        record_steps="0,5",
-        shadow={"attention": "torch", "every": "3"},
         distributed_timeout_s=1,
         memory_ratio=1,
         seed=2**64 - 1,

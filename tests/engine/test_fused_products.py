@@ -13,8 +13,8 @@ import torch
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.engine import EngineConfig
-from minisgl_core.engine.planning import make_plan
-from minisgl_core.engine.products import LinearRoute, ResolvedLinear
+from minisgl_core.engine.linear_router import LinearRoute, LinearRouter
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import OP_NAMES
@@ -165,13 +165,13 @@ def test_a_norm_behind_an_all_reduce_stays_with_it(tiny: Callable[[str], Path]) 
 def test_of_several_backends_the_one_for_few_rows_is_asked() -> None:
     few, many = FusedTorchLinear(None), FusedTorchLinear(None)  # type: ignore[arg-type]
     weight, x = torch.randn(6, 4), torch.randn(2, 4)
-    linear = ResolvedLinear([LinearRoute(few, 3, BOTH), LinearRoute(many, fused=frozenset())], {})
+    linear = LinearRouter([LinearRoute(few, 3, BOTH), LinearRoute(many, fused=frozenset())], {})
     prepared = linear.prepare_weights(weight)
     assert [linear.fused_rows(prepared, *form) for form in ((True, False), (True, True))] == [3, 3]
     out, total = linear.forward_fused(x, prepared, None, None, True)
     assert total is None and torch.equal(out, few.forward_fused(x, weight, None, None, True)[0])
-    turned = ResolvedLinear([LinearRoute(many, 3), LinearRoute(few, fused=BOTH)], {})
+    turned = LinearRouter([LinearRoute(many, 3), LinearRoute(few, fused=BOTH)], {})
     assert turned.fused_rows(turned.prepare_weights(weight), True, False) == 0
-    only = ResolvedLinear([LinearRoute(few, fused=frozenset({"act_and_mul"}))], {})
+    only = LinearRouter([LinearRoute(few, fused=frozenset({"act_and_mul"}))], {})
     prepared = only.prepare_weights(weight)
     assert [only.fused_rows(prepared, *form) for form in ((False, True), (True, True))] == [16, 0]

@@ -17,7 +17,7 @@ from minisgl_core.core import SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.dispatch import AttentionDispatcher
 from minisgl_core.engine.memory import MemoryUse, Reserve, count_pages
-from minisgl_core.engine.rehearsal import estimate_graphs, longest_rows, spread
+from minisgl_core.engine.memory_profile import estimate_graphs, longest_rows, spread
 from minisgl_core.errors import EngineError
 from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.llm import LLM
@@ -276,7 +276,7 @@ def test_a_start_that_fails_gives_everything_back(model: str, monkeypatch: pytes
 
     target = {
         "capture": "minisgl_cuda.graph.CudaGraphRunner.capture",
-        "attention": "minisgl_core.engine.setups.Setups.build_attention",
+        "attention": "minisgl_core.engine.backend_factory.BackendFactory.build_attention",
         "kv_pool": "minisgl_core.engine.stage.DecodeState",
         "weights": "minisgl_core.engine.engine.Engine._load_weights",
     }[at]

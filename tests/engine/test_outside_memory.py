@@ -12,7 +12,7 @@ from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig, edits
-from minisgl_core.engine.rehearsal import dearest_params
+from minisgl_core.engine.memory_profile import worst_case_params
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.plugin_api import SampleArgs
@@ -58,7 +58,7 @@ def taken_outside(model: str, rows: int) -> int:
     """The most that editing and reading the logits of so many rows takes at once, beside these logits."""
     with pytest.MonkeyPatch.context() as patch, simulated_gpu(patch, total=10 * TOTAL) as meter:
         engine = Engine(EngineConfig(model, **settings(rows), num_page_override=8))
-        params = dearest_params(VOCAB)
+        params = worst_case_params(VOCAB)
         reqs = [Req(torch.arange(40, dtype=torch.int32), row, 30, 4, row, params) for row in range(rows)]
         batch = Batch(reqs=reqs, phase="decode", padded_size=rows, rows=torch.arange(rows, dtype=torch.int32))
         batch.mode = engine.sampler.prepare(batch)
@@ -84,7 +84,7 @@ def test_the_pool_leaves_room_for_whatever_is_asked_of_logits(model: str, monkey
         useful = 32 * 256 // 16
         assert 8 < llm.engine.num_pages < useful, "the memory was the limit"
         meter.peak = meter.used
-        everything = replace(dearest_params(VOCAB), max_tokens=3)
+        everything = replace(worst_case_params(VOCAB), max_tokens=3)
         answers = llm.generate([[7] * 5 for _ in range(32)], everything, progress=False)
         assert {len(answer["logprobs"]) for answer in answers} == {3}
         assert meter.used < meter.peak <= meter.total

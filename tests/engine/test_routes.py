@@ -13,8 +13,8 @@ import torch
 from minisgl_core.core import Batch, SamplingParams
 from minisgl_core.engine import EngineConfig
 from minisgl_core.engine.dispatch import AttentionDispatcher, Route
-from minisgl_core.engine.planning import make_plan
-from minisgl_core.engine.products import LinearRoute, ResolvedLinear
+from minisgl_core.engine.linear_router import LinearRoute, LinearRouter
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.registry import Bucket, Plan, PlanEntry
@@ -57,7 +57,7 @@ class Repacks(Keeps):
 
 def test_linear_is_chosen_by_shape_and_rows():
     few, many, other = Keeps(), Keeps(), Keeps()
-    linear = ResolvedLinear([LinearRoute(other)], {(6, 4): [LinearRoute(few, 2), LinearRoute(many)]})
+    linear = LinearRouter([LinearRoute(other)], {(6, 4): [LinearRoute(few, 2), LinearRoute(many)]})
     weight, elsewhere = torch.randn(6, 4), torch.randn(5, 4)
     prepared, prepared_elsewhere = linear.prepare_weights(weight), linear.prepare_weights(elsewhere)
     for rows in (1, 2, 3, 40):
@@ -71,7 +71,7 @@ def test_linear_is_chosen_by_shape_and_rows():
 
 def test_backends_that_keep_a_weight_share_it_and_one_that_repacks_has_its_own():
     few, many, again = Keeps(), Repacks(), Keeps()
-    linear = ResolvedLinear([LinearRoute(few, 1), LinearRoute(many, 8), LinearRoute(again)], {})
+    linear = LinearRouter([LinearRoute(few, 1), LinearRoute(many, 8), LinearRoute(again)], {})
     weight = torch.randn(6, 4)
     prepared = linear.prepare_weights(weight)
     addresses = [item.data_ptr() for item in prepared.weights]
@@ -84,7 +84,7 @@ def test_backends_that_keep_a_weight_share_it_and_one_that_repacks_has_its_own()
 
 def test_one_backend_in_two_routes_prepares_a_weight_once():
     ends, middle = Repacks(), Keeps()
-    linear = ResolvedLinear([LinearRoute(ends, 1), LinearRoute(middle, 8), LinearRoute(ends)], {})
+    linear = LinearRouter([LinearRoute(ends, 1), LinearRoute(middle, 8), LinearRoute(ends)], {})
     prepared = linear.prepare_weights(torch.randn(6, 4))
     assert prepared.weights[0] is prepared.weights[2]
 
@@ -177,6 +177,6 @@ def test_a_plan_with_two_linear_backends_answers_the_same(tiny: Callable[[str], 
     answers = []
     for each in (plan, two):
         with LLM(path, plan=each.to_json(), **SETTINGS) as llm:
-            assert isinstance(llm.engine.ctx.linear, ResolvedLinear) == (each is two)
+            assert isinstance(llm.engine.ctx.linear, LinearRouter) == (each is two)
             answers.append([item["token_ids"] for item in llm.generate(PROMPTS, params, progress=False)])
     assert answers[0] == answers[1]

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from minisgl_core.capsule.format import load_capsule
+from minisgl_core.capsule.instrumentation import Instrumentation
 from minisgl_core.capsule.replay import check_capsule
 from minisgl_core.core import SamplingParams
-from minisgl_core.engine import EngineConfig
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.llm import LLM
 from minisgl_core.registry import Choice
@@ -88,7 +88,7 @@ def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
         def beside(plan: Any, query: Any, entry: Any, name: str) -> tuple[Choice | None, tuple[str, ...]]:
             return (choice, ()) if entry.phase in phases else (None, ("it cannot",))
 
-        monkeypatch.setattr("minisgl_core.engine.planning.choice_beside", beside)
+        monkeypatch.setattr("minisgl_core.capsule.candidate.choice_beside", beside)
 
     return use
 
@@ -236,7 +236,7 @@ def test_an_unknown_or_unfit_candidate_stops_the_start(run: Any) -> None:
 )
 def test_wrong_settings_are_named(shadow: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        EngineConfig("x", shadow=shadow)
+        Instrumentation(shadow=shadow)
     assert message in str(caught.value)
 
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.engine import EngineConfig
-from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.modelconfig import read_model_config
 from minisgl_cpu_sim.graph import EmulatedGraph
 

@@ -13,8 +13,8 @@ import torch
 
 from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.engine import EngineConfig
-from minisgl_core.engine.planning import make_plan
-from minisgl_core.engine.setups import Setups
+from minisgl_core.engine.backend_factory import BackendFactory
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import API_VERSIONS, LinearSetup, MoESetup
 from minisgl_core.registry import detect_device
@@ -26,8 +26,8 @@ from minisgl_core.testing.moe import MoECheck
 def test_the_engines_setups_name_its_platform(tiny: Callable[[str], Path]) -> None:
     path = tiny("moe")
     config, model, platform = EngineConfig(str(path), device="cpu"), read_model_config(str(path)), CpuPlatform()
-    setups = Setups(config, make_plan(config, model), model, torch.float32, 64, platform)
-    made: list[Any] = [setups.linear(), setups.moe(), setups.kv(), setups.attention(1)]
+    backends = BackendFactory(config, make_plan(config, model), model, torch.float32, 64, platform)
+    made: list[Any] = [backends.linear_setup(), backends.moe_setup(), backends.kv_setup(), backends.attention_setup(1)]
     assert [setup.platform for setup in made] == [platform] * 4
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+_SIDES = ("source_modules", "forbidden_modules")
 PLUGIN_SOURCES = sorted(ROOT.glob("plugins/*/src/**/*.py"))
 
 
@@ -24,6 +25,14 @@ def test_plugins_may_import_the_plugin_api_and_no_other_room() -> None:
     }
     forbidden = _contract("Plugins import only minisgl_core.plugin_api")["forbidden_modules"]
     assert {name.removeprefix("minisgl_core.") for name in forbidden} == rooms - {"plugin_api"}
+
+
+def test_the_serving_path_may_import_no_tooling() -> None:
+    contract = _contract("The serving path knows no tooling")
+    serving, tooling = ({name.removeprefix("minisgl_core.") for name in contract[key]} for key in _SIDES)
+    assert contract["type"] == "forbidden" and "allow_indirect_imports" not in contract
+    assert serving == {"engine", "layers", "models", "registry", "scheduler"}
+    assert tooling == {"bench", "calibrate", "capsule", "doctor", "scaffold", "testing"}
 
 
 def test_every_package_is_linted() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import config_page
@@ -11,9 +10,9 @@ import marked
 import pytest
 from pydantic import BaseModel, Field
 
-from minisgl_core.engine import EngineConfig
 from minisgl_core.env import ENV
 from minisgl_core.errors import ConfigError
+from minisgl_core.llm.arguments import SETTINGS
 from minisgl_core.settings.load import load_settings
 from minisgl_core.settings.schema import SECTIONS
 
@@ -65,7 +64,7 @@ def test_every_variable_is_named() -> None:
 def test_python_programs_can_say_the_same() -> None:
     keys = {key for section in ("engine", "debug") for key in SECTIONS[section].model_fields} - {"tp_size"}
     tables = {"backends", "backend_options", "shadow", "allow_plugins", "deny_plugins"}
-    assert keys | tables <= {field.name for field in fields(EngineConfig)}
+    assert keys | tables <= SETTINGS
 
 
 def test_the_example_is_a_config(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_summary_is_a_line_of_the_list_of_plugins(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("graphs", [0, 2])
 def test_the_engine_runs_as_its_plan_says(graphs: int, tiny: Callable[[str], Path]) -> None:
     pytest.importorskip("minisgl_cpu_sim")
-    from minisgl_core.engine.setups import capture_sizes
+    from minisgl_core.engine.backend_factory import capture_sizes
     from minisgl_core.llm import LLM
 
     settings: dict[str, Any] = {"device": "cpu", "max_running_req": 2, "num_page_override": 16, "progress": False}

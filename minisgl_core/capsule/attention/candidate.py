@@ -1,4 +1,4 @@
-"""A second attention backend beside the one that serves, on the same pool."""
+"""A second attention backend on the pool of the one that serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minisgl_core.plugin_api import AttentionBackend, BatchView, KVPool, Phase
 from minisgl_core.testing.device_fixture import KitBatch
 
 if TYPE_CHECKING:
-    from .watch import AttentionCall, AttentionStep
+    from .observer import AttentionCall, AttentionStep
 
 __all__ = ["AttentionCandidate", "PhaseBackend"]
 
@@ -31,20 +31,24 @@ class PhaseBackend:
 class AttentionCandidate:
     """A :class:`~minisgl_core.capsule.shadow.Candidate`.
 
-    It gets copies of everything that it could write to but the pool; pages that it writes there are found and put back.
+    It gets copies of everything that it could write to except the pool; pages that it changes there are found and put
+    back.
     """
 
-    def __init__(self, backends: Mapping[Phase, PhaseBackend]) -> None:
-        self._backends = dict(backends)
+    def __init__(self, backends: Mapping[Phase, PhaseBackend], needs_finite_tail: bool) -> None:
+        self._backends, self.needs_finite_tail = dict(backends), needs_finite_tail
         self._pool: KVPool | None = None
         self._batch: KitBatch | None = None
         self.label = ", ".join(dict.fromkeys(item.label for item in self._backends.values()))
 
     def bind(self, pool: KVPool) -> None:
-        """Give every instance the engine's pool, in its own page size."""
+        """Every instance gets the engine's pool, in its own page size."""
         self._pool = pool
         for item in self._distinct():
             item.backend.bind_kv(repaged(pool, item.page_size))
+
+    def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        """Attention has none."""
 
     def _distinct(self) -> list[PhaseBackend]:
         return list({id(item.backend): item for item in self._backends.values()}.values())
@@ -81,7 +85,7 @@ class AttentionCandidate:
 
 
 def _batch_of(step: AttentionStep, page_size: int) -> KitBatch:
-    """The candidate's own batch: what it does to it changes nothing."""
+    """The candidate's own batch, which it may change."""
     batch = step.batch
     assert batch.positions is not None and batch.out_loc is not None
     view = step.view_in_pages(batch, page_size)

@@ -1,4 +1,4 @@
-"""Capsules of attention from watched steps."""
+"""Capsules of attention from observed steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .capsule import AttentionCapsule, AttentionGeometry, AttentionLayer
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import AttentionSetup
 
-    from .watch import AttentionCall, AttentionStep
+    from .observer import AttentionCall, AttentionStep
 
 __all__ = ["AttentionMaker"]
 
@@ -66,5 +66,5 @@ class AttentionMaker:
             positions=batch.positions.to(torch.int32).cpu(),
             out_loc=step.renumbered_slots(batch.out_loc).to(torch.int32).cpu(),
             layers=tuple(layers),
-            origin={"backend": step.label, **origin},
+            origin=dict(origin),
         )

@@ -1,4 +1,4 @@
-"""Capsules of experts from watched steps. Shapes as in :mod:`.capsule`."""
+"""Capsules of experts from observed steps. Shapes as in :mod:`.capsule`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .capsule import MoECapsule, MoEGeometry, MoELayer
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import MoESetup
 
-    from ..watch import WatchedStep
-    from .watch import MoECall
+    from ..role_observer import ObservedStep
+    from .observer import MoECall
 
 __all__ = ["MoEMaker"]
 
@@ -32,7 +32,7 @@ class MoEMaker:
             max_tokens=setup.max_tokens,
         )
 
-    def least_bytes(self, step: WatchedStep) -> int:
+    def least_bytes(self, step: ObservedStep) -> int:
         """As if all tokens went to the same experts, and the last layer had one of each row."""
         g, layers = self._geometry, self._num_layers
         tokens = (layers - 1) * sum(step.q_lens) + len(step.q_lens)
@@ -53,7 +53,7 @@ class MoEMaker:
         experts, inputs = tuple(used.tolist()), (tokens.to(torch.int32), x, numbers[ids], weights, torch.zeros(len(x)))
         return MoELayer(call.layer_id, result, experts, *inputs, w13, w2)
 
-    def capsule(self, step: WatchedStep, layers: Sequence[MoELayer], origin: Mapping[str, Any]) -> MoECapsule:
+    def capsule(self, step: ObservedStep, layers: Sequence[MoELayer], origin: Mapping[str, Any]) -> MoECapsule:
         return MoECapsule(
             step=step.number,
             phase=step.phase,
@@ -61,5 +61,5 @@ class MoEMaker:
             q_lens=step.q_lens,
             uids=step.uids,
             layers=tuple(layers),
-            origin={"backend": step.label, **origin},
+            origin=dict(origin),
         )

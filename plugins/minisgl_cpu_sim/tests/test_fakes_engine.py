@@ -13,7 +13,7 @@ import torch
 
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.modelconfig import read_model_config
 from minisgl_cpu_sim.fakes import inject, with_attention
 from minisgl_fa.plugin import minisgl_attention_backends as fa_backends

@@ -17,7 +17,7 @@ if torch.cuda.is_available():
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.engine import EngineConfig
-from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES

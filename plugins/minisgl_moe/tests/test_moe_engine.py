@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the kernels need triton")
 
 from minisgl_core.core import Batch
 from minisgl_core.engine import EngineConfig
-from minisgl_core.engine.planning import make_plan
+from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.registry import Plan
 from minisgl_moe.executor import FusedMoE

@@ -7,38 +7,31 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl_core.calibrate.choose import apply
-from minisgl_core.errors import BackendError, ConfigError
+from minisgl_core.calibration.choose import apply
+from minisgl_core.errors import ConfigError
 from minisgl_core.registry import (
     DeviceFacts,
     Plan,
-    PlanEntry,
     PlanQuery,
     detect_device,
     discover,
     resolve_plan,
     wants_graph,
 )
-from minisgl_core.registry.beside import choice_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from minisgl_core.modelconfig import ModelConfig
-    from minisgl_core.plugin_api import Phase
-    from minisgl_core.registry import Choice
 
     from .config import EngineConfig
 
-__all__ = ["DTYPES", "choose_dtype", "context_limit", "make_plan", "plan_query", "shadow_choices"]
+__all__ = ["DTYPES", "choose_dtype", "context_limit", "make_plan", "plan_query"]
 
 logger = logging.getLogger(__name__)
-PHASES: tuple[Phase, ...] = ("prefill", "decode")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, device: DeviceFacts) -> str:
-    """The compute dtype: what was asked for, else what the checkpoint is computed in on this device."""
+    """The compute dtype: the requested one, else what the checkpoint is computed in on this device."""
     if config.dtype is None:
         return model.dtype_on(device.kind)
     if config.dtype not in DTYPES.values():
@@ -86,31 +79,3 @@ def make_plan(config: EngineConfig, model: ModelConfig) -> Plan:
         if measured.calibration is not None:
             logger.info("auto goes by %s measurements of `minisgl calibrate`", len(measured.calibration.points))
     return resolve_plan(query, registry)
-
-
-def shadow_choices(config: EngineConfig, model: ModelConfig, plan: Plan) -> Mapping[PlanEntry, Choice]:
-    """The backend to compare, by what it can serve beside this plan: the phases of attention, or moe as a whole.
-
-    Raises :class:`~minisgl_core.errors.BackendError` with all reasons if there is none: a name in the config is strict.
-    """
-    query = plan_query(config, model, detect_device(config.device))
-    role = config.shadow_role
-    name = config.shadow[role]
-    entries = [PlanEntry(role, phase=phase) for phase in PHASES] if role == "attention" else [PlanEntry(role)]
-    found: dict[PlanEntry, Choice] = {}
-    reasons: list[str] = []
-    for entry in entries:
-        choice, why = choice_beside(plan, query, entry, name)
-        reasons.extend(f"{entry.phase or role}: {reason}" for reason in why)
-        if choice is not None:
-            found[entry] = choice
-    if not found:
-        raise BackendError(
-            f"the shadow {role} backend {name!r} cannot run beside this plan: {'; '.join(reasons)}",
-            field=f"shadow.{role}",
-            value=name,
-            remedy="name another, or none",
-        )
-    for entry in (entry for entry in entries if entry not in found):
-        logger.warning("the shadow %s backend %s does not serve %s: %s", role, name, entry.phase, "; ".join(reasons))
-    return found

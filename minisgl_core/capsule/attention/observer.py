@@ -1,8 +1,8 @@
-"""Watching attention: the pages of a step, and each backend's calls. Shapes as in :mod:`.capsule`."""
+"""Observing attention: the pages of a step, and each backend's calls. Shapes as in :mod:`.capsule`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +11,17 @@ import torch
 from minisgl_core.core import Batch
 from minisgl_core.plugin_api import BatchView, KVPool
 
-from ..watch import LayerCall, RoleWatch, WatchedStep, Watcher
+from ..role_observer import LayerCall, ObservedStep, RoleObserver, StepListener
 
 if TYPE_CHECKING:
+    from minisgl_core.engine.observer import ViewInPages
     from minisgl_core.plugin_api import AttentionBackend
 
-__all__ = ["AttentionCall", "AttentionStep", "AttentionWatch", "WatchedAttention"]
-
-ViewInPages = Callable[[Batch, int], BatchView]
+__all__ = ["AttentionCall", "AttentionObserver", "AttentionStep", "ObservedAttention"]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionStep(WatchedStep):
+class AttentionStep(ObservedStep):
     """N pages of the pool hold its rows; ``pages`` has them and, last, the dummy page."""
 
     view: BatchView
@@ -52,38 +51,35 @@ class AttentionCall(LayerCall):
     v_pages: torch.Tensor
 
 
-class AttentionWatch(RoleWatch):
+class AttentionObserver(RoleObserver):
     """Wraps the engine's attention backends."""
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        super().__init__(watchers)
-        self._wrapped: dict[int, WatchedAttention] = {}
+    def __init__(self, listeners: Sequence[StepListener]) -> None:
+        super().__init__(listeners)
         self._pool: KVPool | None = None
         self._view_in_pages: ViewInPages | None = None
 
-    def wrap(self, backend: AttentionBackend, label: str) -> WatchedAttention:
-        """One wrapper per backend."""
-        return self._wrapped.setdefault(id(backend), WatchedAttention(backend, label, self))
+    def wrap(self, backend: AttentionBackend, label: str) -> ObservedAttention:
+        return ObservedAttention(backend, label, self)
 
     def bind(self, pool: KVPool, view_in_pages: ViewInPages) -> None:
-        """The engine's pool, and how to see a batch in pages of another size."""
+        """The engine's pool, and how to view a batch in pages of another size."""
         self._pool, self._view_in_pages = pool, view_in_pages
 
     def step_of(self, number: int, batch: Batch) -> AttentionStep:
         pool, view_in_pages = self._pool, self._view_in_pages
         assert pool is not None and view_in_pages is not None
         view = view_in_pages(batch, pool.page_size)
-        pages = _pages_of(view, pool.num_pages)
-        return AttentionStep(number, batch.attn.label, batch, view, pages, view_in_pages)
+        return AttentionStep(number, batch, view, _pages_of(view, pool.num_pages), view_in_pages)
 
     def call_of(
-        self, step: AttentionStep, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, step: AttentionStep, label: str, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> AttentionCall:
         """A layer's inputs and pages, copied."""
         pool = self._pool
         assert pool is not None
         pages = pool.k_cache(layer_id)[step.pages], pool.v_cache(layer_id)[step.pages]
-        return AttentionCall(layer_id, step.real_tokens, q.clone(), k.clone(), v.clone(), *pages)
+        return AttentionCall(label, layer_id, step.real_tokens, q.clone(), k.clone(), v.clone(), *pages)
 
 
 def _pages_of(view: BatchView, dummy: int) -> torch.Tensor:
@@ -94,11 +90,11 @@ def _pages_of(view: BatchView, dummy: int) -> torch.Tensor:
     return torch.cat((live[live != dummy], torch.tensor([dummy], device=ids.device)))
 
 
-class WatchedAttention:
-    """An ``AttentionBackend`` that does what another one does, before witnesses."""
+class ObservedAttention:
+    """An ``AttentionBackend`` that calls another one, and the observer in steps that a listener wants."""
 
-    def __init__(self, backend: AttentionBackend, label: str, watch: AttentionWatch) -> None:
-        self._backend, self.label, self._watch = backend, label, watch
+    def __init__(self, backend: AttentionBackend, label: str, observer: AttentionObserver) -> None:
+        self._backend, self._label, self._observer = backend, label, observer
 
     def bind_kv(self, pool: KVPool) -> None:
         self._backend.bind_kv(pool)
@@ -110,10 +106,10 @@ class WatchedAttention:
         self._backend.update_metadata(batch)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: Any) -> torch.Tensor:
-        active = self._watch.active
+        active = self._observer.active
         if active is None:
             return self._backend.forward(q, k, v, layer_id, batch)
-        call = self._watch.call_of(active.step, layer_id, q, k, v)
+        call = self._observer.call_of(active.step, self._label, layer_id, q, k, v)
         return active.run(call, lambda: self._backend.forward(q, k, v, layer_id, batch))
 
     def init_capture_graph(self, max_seq_len: int, bs_list: tuple[int, ...]) -> None:

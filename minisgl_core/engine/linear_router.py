@@ -17,7 +17,7 @@ from .dispatch import NO_LIMIT
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import AddNorm, FusingLinear, LinearBackend
 
-__all__ = ["LinearRoute", "ResolvedLinear"]
+__all__ = ["LinearRoute", "LinearRouter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _PreparedLinear(NamedTuple):
     """The first route: operations are fused where rows are few"""
 
 
-class ResolvedLinear:
+class LinearRouter:
     """Linear layers whose backend depends on the (N, K) of their weight and on the rows of their input.
 
     Backends that keep a weight as it is share it. One that repacks has a copy of its own, so a weight whose routes name

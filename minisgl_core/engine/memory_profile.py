@@ -1,7 +1,8 @@
-"""What passes and graphs take of the device, tried out on a pool of one page before the real pool gets the rest.
+"""Memory profiling: how much of the device passes and graphs take, measured before the KV pool gets the rest.
 
-The rehearsal has attention backends of its own, so that those that serve are bound, planned and captured once. Every
-rank does the same work in the same order: the model's collectives meet.
+The largest passes and a few graphs run on a pool of one page. They have attention backends of their own, so that the
+serving ones are bound, planned and captured once. Every rank does the same work in the same order, so that the model's
+collectives meet.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
     from minisgl_core.plugin_api import Phase, SamplingMode, StepOutput
     from minisgl_core.registry import Plan
 
+    from .backend_factory import BackendFactory
     from .config import EngineConfig
-    from .setups import Setups
 
-__all__ = ["dearest_params", "estimate_graphs", "longest_rows", "rehearse", "spread"]
+__all__ = ["estimate_graphs", "longest_rows", "profile_memory", "spread", "worst_case_params"]
 
-REHEARSED_SIZES = 5
-"""Graphs of the largest size say what the shared memory of all takes, the others what each one adds to it: memory comes
-in blocks, so that one of them says little.
+PROFILED_SIZES = 5
+"""Graphs of the largest size show how much memory all graphs share, the others how much each one adds. Several are
+needed, because memory is allocated in blocks.
 """
 
 SAMPLED_ALIKE: Final[dict[SamplingMode, SamplingParams]] = {
@@ -46,22 +47,22 @@ SAMPLED_ALIKE: Final[dict[SamplingMode, SamplingParams]] = {
     "random": SamplingParams(max_tokens=1, temperature=1.0),
     "filtered": SamplingParams(max_tokens=1, temperature=1.0, top_k=2),
 }
-"""By mode: parameters of a request that is sampled so"""
+"""By mode: parameters of a request that is sampled in it"""
 
 
-def rehearse(
-    config: EngineConfig, ctx: Context, plan: Plan, setups: Setups, model: Any, sizes: Sequence[int]
+def profile_memory(
+    config: EngineConfig, ctx: Context, plan: Plan, backends: BackendFactory, model: Any, sizes: Sequence[int]
 ) -> Reserve:
-    """Run the largest passes, capture the largest of the ``sizes``, and give everything back.
+    """Run the largest passes, capture graphs of some of the ``sizes``, and give all their memory back.
 
-    Nothing is done, and nothing reserved, where the pool's size is given or the platform is no :class:`MemoryGauge`.
+    Nothing runs and nothing is reserved where the pool's size is given or the platform is no :class:`MemoryGauge`.
     Raises :class:`EngineError` if the device's memory does not even suffice for this.
     """
     if config.num_page_override is not None or not isinstance(ctx.platform, MemoryGauge):
         return Reserve()
     free = ctx.platform.free_bytes()
     try:
-        return _Rehearsal(config, ctx, plan, setups, sizes).run(model)
+        return _MemoryProfile(config, ctx, plan, backends, sizes).run(model)
     except torch.OutOfMemoryError as error:
         raise EngineError(
             f"a pass of {config.max_prefill_tokens} tokens or graphs of {max(sizes, default=0)} rows need more than the"
@@ -74,17 +75,19 @@ def rehearse(
         ctx.pool = None
 
 
-class _Rehearsal:
-    """One rehearsal: everything that it builds is gone when :meth:`run` returns."""
+class _MemoryProfile:
+    """One run of the profile: everything that it builds is freed when :meth:`run` returns."""
 
-    def __init__(self, config: EngineConfig, ctx: Context, plan: Plan, setups: Setups, sizes: Sequence[int]) -> None:
-        self._config, self._ctx, self._plan, self._setups, self._sizes = config, ctx, plan, setups, sizes
+    def __init__(
+        self, config: EngineConfig, ctx: Context, plan: Plan, backends: BackendFactory, sizes: Sequence[int]
+    ) -> None:
+        self._config, self._ctx, self._plan, self._backends, self._sizes = config, ctx, plan, backends, sizes
 
     @torch.inference_mode()
     def run(self, model: Any) -> Reserve:
-        ctx, plan, kv_heads = self._ctx, self._plan, self._setups.kv_heads
+        ctx, plan, kv_heads = self._ctx, self._plan, self._backends.kv_heads
         with ExitStack() as closing:
-            attn = AttentionDispatcher(self._setups.build_attention(), ctx.max_seq_len)
+            attn = AttentionDispatcher(self._backends.build_attention(), ctx.max_seq_len)
             closing.callback(attn.close)
             before = ctx.platform.free_bytes()
             stage = Stage(self._config, ctx, model, attn, 1, plan.page_size, kv_heads)
@@ -100,11 +103,11 @@ class _Rehearsal:
             return Reserve(tables, passes, graphs, num_graphs)
 
     def _passes(self, stage: Stage, attn: AttentionDispatcher) -> None:
-        """The largest passes of both phases, eagerly: as many rows and tokens as may be, each at the longest context.
+        """The largest eager passes of both phases: the most rows and tokens, each row at the longest context.
 
-        Under overlap scheduling the logits of one pass are still there while the next one runs. Attention may take most
-        for the many short extensions that chats are, so these are another pass. Smaller prefills take no more memory;
-        they are here because kernels are compiled for sizes, and no request shall wait for that.
+        Under overlap scheduling the logits of one pass are still alive while the next one runs. Attention may need most
+        memory for many short extensions, as in chats, so they are a pass of their own. Smaller prefills need no more
+        memory; they run because kernels are compiled per size, and no request should wait for a compiler.
         """
         config, longest = self._config, self._ctx.max_seq_len - 1
         rows, tokens = config.max_running_req, config.max_prefill_tokens
@@ -115,14 +118,14 @@ class _Rehearsal:
         del kept
         for exponent in range(min(tokens, longest).bit_length()):
             self._pass(stage, attn, "prefill", (2**exponent,))
-        # Logits that were edited are sampled in float32, in each mode by other kernels.
+        # Processed logits are sampled in float32, by other kernels in each mode.
         for params in SAMPLED_ALIKE.values():
             self._pass(stage, attn, "prefill", (1,), params)
             self._pass(stage, attn, "prefill", (1,), replace(params, repetition_penalty=2.0))
 
     def _scored_params(self) -> SamplingParams:
-        """As :func:`dearest_params`, and the prompt is scored as well."""
-        params = dearest_params(self._ctx.config.vocab_size)
+        """:func:`worst_case_params` with a scored prompt."""
+        params = worst_case_params(self._ctx.config.vocab_size)
         return replace(params, prompt_logprobs=params.logprobs)
 
     def _pass(
@@ -133,18 +136,21 @@ class _Rehearsal:
         lens: Sequence[int],
         params: SamplingParams | None = None,
     ) -> StepOutput:
-        """The last chunks, of ``lens`` tokens, of prompts of the longest kind; without ``params`` all rows request all
-        that can be done with their logits.
+        """One pass: the last chunks, of ``lens`` tokens, of prompts of the greatest length. ``params`` None: those of
+        :func:`worst_case_params` for every row.
         """
         longest = self._ctx.max_seq_len - 1
-        prompt, params = torch.zeros(longest, dtype=torch.int32), params or dearest_params(self._ctx.config.vocab_size)
+        prompt, params = (
+            torch.zeros(longest, dtype=torch.int32),
+            params or worst_case_params(self._ctx.config.vocab_size),
+        )
         reqs = [Req(prompt, row, longest - n, 1, row, params) for row, n in enumerate(lens)]
         for req in reqs:
             if params.prompt_logprobs is None:
-                req.prompt_len = 0  # all of it counts as output, for the penalties that look at nothing else
+                req.prompt_len = 0  # all of it counts as output, which some penalties look at alone
         batch = Batch(reqs=reqs, phase=phase)
         batch.mode = stage.sampler.prepare(batch)
-        attn.prepare_metadata(batch)  # unset rows of the page table name slot 0: it stands for every token
+        attn.prepare_metadata(batch)  # unset rows of the page table name slot 0 for every token
         out = stage.stepper.step(batch)
         stage.stepper.score_prompts(batch)
         stage.stepper.work_outside(out.logits, out.next_tokens, batch)
@@ -153,7 +159,7 @@ class _Rehearsal:
     def _capture(self, stage: Stage, closing: ExitStack) -> tuple[int, int]:
         """(bytes that all graphs will take, their number)"""
         platform = self._ctx.platform
-        setup = self._setups.graph(stage.stepper, spread(self._sizes, REHEARSED_SIZES))
+        setup = self._backends.graph_setup(stage.stepper, spread(self._sizes, PROFILED_SIZES))
         free = [platform.free_bytes()]
 
         def started(title: str, total: int) -> Callable[[], None]:
@@ -164,14 +170,14 @@ class _Rehearsal:
         runner.capture()
         platform.synchronize()
         modes, made = len(setup.modes), len(setup.modes) * len(setup.bs_list)
-        if len(free) != made + 1:  # a runner that does not say when a graph is done
+        if len(free) != made + 1:  # the runner reports no progress
             free = [free[0], platform.free_bytes()]
         total = modes * len(self._sizes)
         return estimate_graphs(free, modes, made, total), total
 
 
-def dearest_params(vocab_size: int) -> SamplingParams:
-    """Every way of sampling that takes memory, at once."""
+def worst_case_params(vocab_size: int) -> SamplingParams:
+    """Sampling parameters that need the most memory: every logits processor and log-probabilities at once."""
     return SamplingParams(
         temperature=1.0,
         top_k=2,
@@ -185,9 +191,9 @@ def dearest_params(vocab_size: int) -> SamplingParams:
 
 
 def longest_rows(tokens: int, rows: int, longest: int) -> tuple[int, ...]:
-    """Lengths of at most ``rows`` rows of together at most ``tokens``: the first ones as long as can be, down to one.
+    """Lengths of at most ``rows`` rows with at most ``tokens`` in all: the first rows as long as possible, the rest 1.
 
-    Such a pass has both extremes: the longest row, and the most rows of logits.
+    Such a pass has both extremes, the longest row and the most rows of logits.
     """
     lens, left = [], tokens
     for after in range(min(rows, tokens) - 1, -1, -1):
@@ -197,7 +203,7 @@ def longest_rows(tokens: int, rows: int, longest: int) -> tuple[int, ...]:
 
 
 def spread(sizes: Sequence[int], most: int) -> tuple[int, ...]:
-    """At most ``most`` (2 or more) of the ``sizes``, ascending: the largest, the smallest, and some between."""
+    """At most ``most`` (2 or more) of the ``sizes``, ascending: the largest, the smallest and some in between."""
     last = len(sizes) - 1
     places = range(last + 1) if last < most else (round(last * n / (most - 1)) for n in range(most))
     return tuple(sizes[place] for place in places)
@@ -206,11 +212,11 @@ def spread(sizes: Sequence[int], most: int) -> tuple[int, ...]:
 def estimate_graphs(free: Sequence[int], modes: int, made: int, total: int) -> int:
     """Bytes of ``total`` graphs, from the free memory before the first of ``made`` graphs and after each.
 
-    ``modes`` graphs of the largest size come first. If only the last reading is there, each graph counts alike.
+    ``modes`` graphs of the largest size come first. With only two readings every graph counts the same.
     """
     if len(free) == 2 and made > 1:
         return max(0, free[0] - free[1]) * total // made
-    shared = 1 if made == modes else modes  # graphs that may have made the shared memory grow
+    shared = 1 if made == modes else modes  # graphs during which the shared memory may have grown
     first = max(0, free[0] - free[shared])
     others = max(0, free[shared] - free[-1])
     return first + (others * (total - shared) // (made - shared) if made > shared else 0)
