@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from minisgl_core.calibration.store import Calibration, Point, is_timed, sources_of, subject_of, versions_now
+from minisgl_core.calibration.store import Calibration, Point, is_timed, scope_of, sources_of, versions_now
 from minisgl_core.plugin_api import Role
 from minisgl_core.registry import PlanEntry, PlanQuery, Registry, resolve_plan
 from minisgl_core.registry.query import Joint
@@ -39,7 +39,7 @@ def calibrate(
     query: PlanQuery,
     model: ModelConfig,
     registry: Registry,
-    rig: DeviceFixture,
+    fixture: DeviceFixture,
     *,
     max_prefill_tokens: int = 8192,
     quick: bool = False,
@@ -53,7 +53,7 @@ def calibrate(
     query = replace(query, backends={}, calibration=None, calibration_by_batch={})
     plan = resolve_plan(query, registry)
     joint = Joint(plan.page_size, plan.kv_layout, plan.graph)
-    subject = subject_of(query, model)
+    scope = scope_of(query, model)
     timer = timer or partial(median_seconds, repeats=5 if quick else 11, least=2e-3)
     contenders = _contenders(query, joint, registry)
     sizes = sizes_of(query, model, max_prefill_tokens, quick)
@@ -61,13 +61,13 @@ def calibrate(
     finished = progress("Calibrating", len(jobs)) if progress is not None and jobs else None
     points, notes, equal, sources = [], list[str](), list[float](), sources_of(registry)
     step = max(1, len(jobs) // NOISE_CHECKS)
-    with rig.active():
+    with fixture.active():
         for place, (size, one) in enumerate(jobs):
             try:
-                point = _point(size, one, query, model, subject, rig, timer)
+                point = _point(size, one, query, model, scope, fixture, timer)
                 points.append(replace(point, source=sources.get(one.label.rpartition("@")[2], "")))
                 if place % step == 0:  # the first job once more, so that equal work is timed all along
-                    equal.append(_point(*jobs[0], query, model, subject, rig, timer).microseconds)
+                    equal.append(_point(*jobs[0], query, model, scope, fixture, timer).microseconds)
             except Exception as error:
                 at = f"{size.rows} rows" + (f" of {size.length} tokens" if size.length else "")
                 why = " ".join(str(error).split())  # a compiler's log has many lines
@@ -76,7 +76,7 @@ def calibrate(
             if finished is not None:
                 finished()
     noise = max(equal) / min(equal) - 1 if equal and min(equal) > 0 else 0.0
-    return Calibration(subject, versions_now(query), tuple(points), tuple(notes), round(noise, 3))
+    return Calibration(scope, versions_now(query), tuple(points), tuple(notes), round(noise, 3))
 
 
 def _point(
@@ -84,22 +84,22 @@ def _point(
     one: Contender,
     query: PlanQuery,
     model: ModelConfig,
-    subject: dict[str, object],
-    rig: DeviceFixture,
+    scope: dict[str, object],
+    fixture: DeviceFixture,
     timer: Timer,
 ) -> Point:
-    job = prepare(size, one, replace(query, page_size=one.page_size), model, subject, rig)
+    job = prepare(size, one, replace(query, page_size=one.page_size), model, scope, fixture)
     try:
-        seconds = timer(job.call, rig) / job.times
+        seconds = timer(job.call, fixture) / job.times
     finally:
-        rig.platform.synchronize()
+        fixture.platform.synchronize()
         job.close()
     return Point(
         entry=size.entry.label,
         rows=size.rows,
         length=size.length,
         backend=one.label,
-        version=one.subject.version,
+        version=one.under_test.version,
         microseconds=seconds * 1e6,
         captured=job.captured,
         page_size=one.page_size if size.entry.role in ("attention", "kv") else None,
@@ -125,6 +125,6 @@ def _fitting(field: Field, query: PlanQuery, joints: Sequence[Joint]) -> list[Co
             item = verdict.candidate
             if verdict.box is not None and item.key not in found and is_timed(item.spec):
                 options = query.options.get(f"{item.spec.role}:{item.spec.name}", {})
-                subject = BackendUnderTest(item.spec, item.distribution, item.version, options=options)
-                found[item.key] = Contender(subject, item.label, verdict.box, joint.page_size)
+                under_test = BackendUnderTest(item.spec, item.distribution, item.version, options=options)
+                found[item.key] = Contender(under_test, item.label, verdict.box, joint.page_size)
     return list(found.values())

@@ -39,9 +39,9 @@ _SHARE_OF_FREE_MEMORY: Final = 0.5
 class Contender:
     """A backend that fits, the caps that say so, and the pool's page size at which it does."""
 
-    subject: BackendUnderTest
+    under_test: BackendUnderTest
     label: str
-    box: Caps
+    caps: Caps
     page_size: int
 
 
@@ -61,42 +61,42 @@ class _Site:
     model: ModelConfig
     heads: tuple[int, int]
     window: int | None
-    rig: DeviceFixture
+    fixture: DeviceFixture
 
-    def captures(self, box: Caps) -> bool:
+    def captures(self, caps: Caps) -> bool:
         """Would the engine replay it? Only where the device itself captures: other graphs say nothing about speed."""
-        return self.query.graph and box.graph != "never" and self.rig.platform.can_capture()
+        return self.query.graph and caps.graph != "never" and self.fixture.platform.can_capture()
 
 
 def prepare(
-    size: Size, one: Contender, query: PlanQuery, model: ModelConfig, subject: dict[str, Any], rig: DeviceFixture
+    size: Size, one: Contender, query: PlanQuery, model: ModelConfig, scope: dict[str, Any], fixture: DeviceFixture
 ) -> Job:
     """Build a contender for a size; raises whatever it raises."""
-    site = _Site(query, model, (subject["q_heads"], subject["kv_heads"]), subject["window"], rig)
+    site = _Site(query, model, (scope["q_heads"], scope["kv_heads"]), scope["window"], fixture)
     if size.entry.role == "attention":
         return _attention(size, one, site)
-    return _trial(size, one, site)
+    return _check_job(size, one, site)
 
 
 def _attention(size: Size, one: Contender, site: _Site) -> Job:
-    q, rig, layers = site.query, site.rig, min(_LAYERS, site.model.num_layers)
+    q, fixture, layers = site.query, site.fixture, min(_LAYERS, site.model.num_layers)
     facts = (LayerFacts(site.model.head_dim**-0.5, site.window),)
-    kernel_page = kernel_page_size(one.box.page_sizes, one.page_size) or one.page_size
+    kernel_page = kernel_page_size(one.caps.page_sizes, one.page_size) or one.page_size
     geometry = Geometry(
         q.dtype, q.pool_dtype, kernel_page, site.heads[1], site.heads[0], site.model.head_dim, facts, finite_tail=True
     )
     decode = size.entry.phase == "decode"
     lens = [(1 if decode else size.length, size.length)] * size.rows
-    bench = AttentionBench(rig, geometry, size.rows, size.length, seed=0)
+    bench = AttentionBench(fixture, geometry, size.rows, size.length, seed=0)
     bench.fill([size.length] * size.rows)
     tokens = sum(new for new, _ in lens)
-    backend = one.subject.build(bench.setup(tokens), one.box)
+    backend = one.under_test.build(bench.setup(tokens), one.caps)
     backend.bind_kv(bench.pool)
     wide = bench.wide(tokens)
     bench.write_inputs(wide, lens, 0)
     given = bench.views(wide)
-    if decode and site.captures(one.box):
-        return _captured_attention(size, one, bench, backend, given, layers, rig)
+    if decode and site.captures(one.caps):
+        return _captured_attention(size, one, bench, backend, given, layers, fixture)
     batch = bench.eager(str(size.entry.phase), lens)
 
     def step() -> None:
@@ -116,9 +116,9 @@ def _captured_attention(
     backend: Any,
     given: tuple[torch.Tensor, ...],
     layers: int,
-    rig: DeviceFixture,
+    fixture: DeviceFixture,
 ) -> Job:
-    rows = torch.arange(size.rows, device=rig.device)
+    rows = torch.arange(size.rows, device=fixture.device)
     bench.lengths[: size.rows] = size.length - 1
     backend.init_capture_graph(size.length, (size.rows,))
     batch = bench.captured(rows)
@@ -129,7 +129,7 @@ def _captured_attention(
         backend.update_metadata(batch)
         return tuple(backend.forward(*given, 0, batch) for _ in range(layers))
 
-    graph = rig.capture(step, batch)
+    graph = fixture.capture(step, batch)
 
     def replay_planned() -> None:
         planned = bench.eager("decode", [(1, size.length)] * size.rows)
@@ -140,22 +140,22 @@ def _captured_attention(
         graph.close()
         backend.close()
 
-    return Job(replay_planned if one.box.host_plan else graph.replay, layers, True, close)
+    return Job(replay_planned if one.caps.host_plan else graph.replay, layers, True, close)
 
 
-def _trial(size: Size, one: Contender, site: _Site) -> Job:
+def _check_job(size: Size, one: Contender, site: _Site) -> Job:
     case, nbytes = _case_of(size, site)
-    backend = case.build(one.subject, site.rig, one.box)
+    backend = case.build(one.under_test, site.fixture, one.caps)
     copies = min(_MOST_COPIES, max(1, -(-_COLD_BYTES // nbytes))) if nbytes else 1
-    trials = [case.check_run(backend, site.rig) for _ in range(copies)]
-    inputs = trials[0].draw(Draw(site.rig, 0))
+    runs = [case.check_run(backend, site.fixture) for _ in range(copies)]
+    inputs = runs[0].draw(Draw(site.fixture, 0))
 
     def step() -> tuple[torch.Tensor, ...]:
-        return tuple(out for trial in trials for out in trial.call(inputs))
+        return tuple(out for run in runs for out in run.call(inputs))
 
-    if not site.captures(one.box):
+    if not site.captures(one.caps):
         return Job(step, copies, False, backend.close)
-    graph = site.rig.capture(step)
+    graph = site.fixture.capture(step)
 
     def close() -> None:
         graph.close()
@@ -179,7 +179,7 @@ def _case_of(size: Size, site: _Site) -> tuple[CallCheck, int]:
         moe = model.moe
         width = moe.intermediate_size // site.query.tp_size
         # the kit's check has two layers, and a second copy of each for the backend to repack
-        _check_room(4 * 3 * moe.num_experts * width * model.hidden_size * itemsize, site.rig)
+        _check_room(4 * 3 * moe.num_experts * width * model.hidden_size * itemsize, site.fixture)
         case = MoECheck(
             name=entry.label,
             dtype=dtype,
@@ -193,8 +193,8 @@ def _case_of(size: Size, site: _Site) -> tuple[CallCheck, int]:
     return _op_case(size, site), 0
 
 
-def _check_room(nbytes: int, rig: DeviceFixture) -> None:
-    free = rig.platform.free_bytes()
+def _check_room(nbytes: int, fixture: DeviceFixture) -> None:
+    free = fixture.platform.free_bytes()
     if nbytes > _SHARE_OF_FREE_MEMORY * free:
         raise MemoryError(f"its experts need {nbytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
 

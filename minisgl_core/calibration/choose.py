@@ -1,4 +1,4 @@
-"""From measurements to costs that resolving understands, and to the sizes at which the fastest backend changes."""
+"""From measurements to the costs that plan resolution uses, and to the sizes at which the fastest backend changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["NOISE", "Rule", "apply", "costs_by_batch", "costs_by_entry", "rules_
 NOISE: Final = 0.03
 """A gain below this share is none even on a quiet machine: the backend that is best on the whole keeps the bucket."""
 _BY_BATCH: Final = ("attention.decode", "attention.prefill")
-"""Plan entries, beside those of weights, whose choice the engine can make by the number of rows."""
+"""Plan entries, in addition to those of weights, that may use another backend by the number of rows."""
 
 Costs = Mapping[str, float]
 """By backend: time over that of the fastest, 1 = the fastest."""

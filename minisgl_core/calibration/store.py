@@ -1,4 +1,4 @@
-"""What was measured, where it is kept, and whether it still holds. Imports neither torch nor the conformance kit."""
+"""The file that keeps measurements, and which of them still hold. Imports neither torch nor the conformance kit."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = [
     "is_timed",
     "load",
     "save",
+    "scope_of",
     "sources_of",
-    "subject_of",
     "unmeasured",
     "versions_now",
 ]
@@ -63,8 +63,8 @@ class Point:
 class Calibration:
     """The measurements of one machine for the shapes of one model, on one rank."""
 
-    subject: Mapping[str, Any]
-    """Device and shapes: another subject is another calibration"""
+    scope: Mapping[str, Any]
+    """Device and shapes: each scope has a calibration of its own"""
     versions: Mapping[str, str]
     """Of the core, torch and the driver: with others, these measurements are stale"""
     points: tuple[Point, ...]
@@ -77,7 +77,7 @@ class Calibration:
         """As plain JSON data."""
         return {
             "format": FORMAT,
-            "subject": dict(self.subject),
+            "scope": dict(self.scope),
             "versions": dict(self.versions),
             "points": [asdict(point) for point in self.points],
             "notes": list(self.notes),
@@ -88,7 +88,7 @@ class Calibration:
     def from_json(cls, data: Mapping[str, Any]) -> Calibration:
         """The inverse of :meth:`to_json`."""
         points = tuple(Point(**point) for point in data["points"])
-        return cls(data["subject"], data["versions"], points, tuple(data["notes"]), data["noise"])
+        return cls(data["scope"], data["versions"], points, tuple(data["notes"]), data["noise"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Loaded:
     ignored: tuple[str, ...] = ()
 
 
-def subject_of(query: PlanQuery, model: ModelConfig) -> dict[str, Any]:
+def scope_of(query: PlanQuery, model: ModelConfig) -> dict[str, Any]:
     """Device and rank-local shapes as plain data."""
     q_heads, kv_heads = rank_heads(query)
     moe = model.moe
@@ -146,15 +146,15 @@ def versions_now(query: PlanQuery) -> dict[str, str]:
     return {"minisgl-core": __version__, "torch": torch, "driver": query.device.driver}
 
 
-def file_of(subject: Mapping[str, Any]) -> Path:
-    """Where the calibration of a subject is kept."""
-    text = json.dumps(dict(subject), sort_keys=True)
+def file_of(scope: Mapping[str, Any]) -> Path:
+    """The file that keeps the calibration of a scope."""
+    text = json.dumps(dict(scope), sort_keys=True)
     return ENV.CACHE_DIR.value / "calibration" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 def save(calibration: Calibration) -> Path:
     """Write it, whole or not at all. Raises :class:`UsageError` if the folder cannot be written."""
-    path = file_of(calibration.subject)
+    path = file_of(calibration.scope)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -172,7 +172,7 @@ def save(calibration: Calibration) -> Path:
 
 def load(query: PlanQuery, model: ModelConfig, registry: Registry) -> Loaded:
     """What was measured for this query and still holds: no version that it depends on has changed."""
-    path = file_of(subject_of(query, model))
+    path = file_of(scope_of(query, model))
     try:
         data = json.loads(path.read_text())
         if data["format"] != FORMAT:
@@ -230,7 +230,7 @@ def _digest_of(folder: Path) -> str:
 
 def is_timed(spec: BackendSpec) -> bool:
     """Is this backend one to time? A stand-in of role linear multiplies as torch does: noise would choose between it
-    and ``plain``, which takes no neighbours in.
+    and ``plain``, which fuses nothing.
     """
     return not (spec.role == "linear" and spec.stand_in)
 

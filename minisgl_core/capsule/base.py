@@ -1,4 +1,4 @@
-"""What the capsules of all roles have in common. Shapes: T tokens of the step, B rows, padded ones included."""
+"""What the capsules (step recordings) of all roles have in common. Shapes: T tokens of the step, B rows, padded ones included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ C = TypeVar("C", bound="Capsule")
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the role's Setup said, as plain data."""
+    """The facts of the role's Setup, as plain data."""
 
     dtype: str
 
@@ -34,7 +34,7 @@ class RecordedLayer(ABC):
 
     layer_id: int
     out: torch.Tensor
-    """(T, ...): what the backend of the time returned; NaN if it raised"""
+    """(T, ...): the result of the backend that served; NaN if it raised"""
 
     TENSORS: ClassVar[tuple[str, ...]]
 
@@ -44,13 +44,13 @@ class RecordedLayer(ABC):
         return sum(getattr(self, name).nbytes for name in self.TENSORS)
 
     @abstractmethod
-    def told(self) -> dict[str, Any]:
-        """What is no tensor, as JSON data."""
+    def metadata(self) -> dict[str, Any]:
+        """Everything that is no tensor, as JSON data."""
 
     @classmethod
     @abstractmethod
-    def of(cls, told: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
-        """The inverse: from what :meth:`told` said and the tensors by name."""
+    def of(cls, metadata: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
+        """The inverse of :meth:`metadata`, with the tensors by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Capsule(ABC):
     """Of the requests, one for each real row; rows beyond them are padding"""
     layers: tuple[RecordedLayer, ...]
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """Where it comes from: backend, versions, device, plan, and what made it be written."""
+    """Where it comes from: backend, versions, device, plan, and why it was written."""
 
     ROLE: ClassVar[Role]
     GEOMETRY: ClassVar[type[Geometry]]
@@ -80,7 +80,7 @@ class Capsule(ABC):
 
     @abstractmethod
     def expected(self, place: int) -> torch.Tensor:
-        """float64 result of one layer, by place: its tokens that are no padding, which come first."""
+        """float64 result of one layer, by place, for its real tokens, which come before padding."""
 
     @abstractmethod
     def locate(self, place: int, found: Difference) -> Place:
@@ -89,21 +89,21 @@ class Capsule(ABC):
     @classmethod
     @abstractmethod
     def tolerance(cls, dtype: torch.dtype) -> float:
-        """The conformance kit's for this role, for results of this dtype."""
+        """The conformance kit's tolerance of this role for results of this dtype."""
 
     @classmethod
     def usual_size(cls, result: torch.Tensor, dtype: torch.dtype) -> float | torch.Tensor:
-        """What errors of a result of this dtype (told by itself, or in float64) are relative to, beside the value."""
+        """What errors of a result (in this dtype or in float64) are relative to, in addition to the value."""
         del result, dtype
         return 1.0
 
     def scale(self, place: int, want: torch.Tensor) -> float | torch.Tensor:
-        """The same for a layer, by place, of which ``want`` is the reference's result."""
+        """:meth:`usual_size` for a layer, by place; ``want``: the reference's result."""
         del place
         return self.usual_size(want, dtype_named(self.geometry.dtype))
 
     def before_cuts(self: C) -> C:
-        """The same, with all in it that says how results are judged and that cutting parts off must not change."""
+        """The capsule with everything fixed that decides how results are judged and that a cut must not change."""
         return self
 
     def errors(self, place: int, results: Sequence[torch.Tensor]) -> tuple[float, ...]:
@@ -141,7 +141,7 @@ class Capsule(ABC):
     # Others like it.
 
     def with_origin(self: C, **facts: Any) -> C:
-        """The same, with more said of where it comes from."""
+        """The capsule with more facts in its origin."""
         return replace(self, origin={**self.origin, **facts})
 
     def with_layers(self: C, places: Sequence[int]) -> C:
@@ -163,7 +163,7 @@ class Capsule(ABC):
             "role": self.ROLE,
             **{name: getattr(self, name) for name in self.FACTS},
             "geometry": asdict(self.geometry),
-            "layers": [layer.told() for layer in self.layers],
+            "layers": [layer.metadata() for layer in self.layers],
             "origin": dict(self.origin),
         }
         write_file(path, header, self.tensors())
@@ -177,8 +177,8 @@ class Capsule(ABC):
         }
         fields |= {name: tensors[name] for name in cls.TENSORS}
         layers = [
-            cls.LAYER.of(told, {name: tensors[f"{name}.{place}"] for name in cls.LAYER.TENSORS})
-            for place, told in enumerate(header["layers"])
+            cls.LAYER.of(metadata, {name: tensors[f"{name}.{place}"] for name in cls.LAYER.TENSORS})
+            for place, metadata in enumerate(header["layers"])
         ]
         return cls(
             geometry=cls.GEOMETRY(**header["geometry"]),

@@ -51,7 +51,7 @@ def _choices(engine: ObservedEngine, role: Role, name: str) -> Mapping[PlanEntry
             found[entry] = choice
     if not found:
         raise BackendError(
-            f"the shadow {role} backend {name!r} cannot run beside this plan: {'; '.join(reasons)}",
+            f"the shadow {role} backend {name!r} cannot run with this plan: {'; '.join(reasons)}",
             field=f"shadow.{role}",
             value=name,
             remedy="name another, or none",

@@ -83,7 +83,7 @@ class StepObserver:
             return AttentionMaker(backends.attention_setup(page_size), page_size)
         if model.moe is None:
             raise ConfigError(
-                f"`{field}` asks for experts, and {model.architecture} has none",
+                f"`{field}` needs experts, and {model.architecture} has none",
                 field=field,
                 value=role,
                 remedy="name attention, or a model with experts",

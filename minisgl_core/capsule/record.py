@@ -43,7 +43,7 @@ class Recorder:
     ``step-000012-decode.safetensors``.
 
     A step larger than ``max_mb`` is skipped, and the log says which and how large. A file that cannot be written ends
-    the recording, not the serving. ``suffix`` tells ranks apart.
+    the recording, not the serving. ``suffix`` names the rank.
     """
 
     def __init__(

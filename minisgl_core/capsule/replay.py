@@ -97,16 +97,21 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def replay(
-    capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture, *, repeats: int = 20, timer: Timer | None = None
+    capsule: Capsule,
+    under_test: BackendUnderTest,
+    fixture: DeviceFixture,
+    *,
+    repeats: int = 20,
+    timer: Timer | None = None,
 ) -> ReplayReport:
     """Run every layer of a capsule once, judge the results, and time them (``repeats`` 0 = do not).
 
     Raises :class:`BackendError` with all reasons for a capsule outside the backend's declared caps.
     """
-    box = _box_of(capsule, subject, rig)
-    with rig.active():
-        run = ROLES[capsule.ROLE].run(capsule, subject, box, rig)
-        report = _judged(capsule, subject, rig, run)
+    caps = _caps_of(capsule, under_test, fixture)
+    with fixture.active():
+        run = ROLES[capsule.ROLE].run(capsule, under_test, caps, fixture)
+        report = _judged(capsule, under_test, fixture, run)
         if repeats and not report.raised:
             times = run.times(timer or partial(median_seconds, repeats=repeats))
             metadata_us = None if times.metadata is None else times.metadata * 1e6
@@ -120,34 +125,34 @@ def check_capsule(path: str | Path, backend: BackendSpec | str, *, device: str =
 
     ``backend``: ``"ROLE:NAME"`` of an installed plugin, or a spec.
     """
-    rig, capsule = DeviceFixture(device), load_capsule(path)
-    report = replay(capsule, BackendUnderTest.of(backend, rig.facts, role=capsule.ROLE), rig, repeats=0)
+    fixture, capsule = DeviceFixture(device), load_capsule(path)
+    report = replay(capsule, BackendUnderTest.of(backend, fixture.facts, role=capsule.ROLE), fixture, repeats=0)
     if not report.passed:
         raise Mismatch(report.failure())
 
 
-def _box_of(capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture) -> Caps:
+def _caps_of(capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixture) -> Caps:
     role = capsule.ROLE
-    if subject.spec.role != role:
+    if under_test.spec.role != role:
         raise UsageError(
-            f"{subject.label} is a backend of role {subject.spec.role}, and the capsule is of {role}",
+            f"{under_test.label} is a backend of role {under_test.spec.role}, and the capsule is of {role}",
             field="--backend",
-            value=subject.label,
+            value=under_test.label,
             remedy=f"write {role}:NAME",
         )
-    box, reasons = match(subject.spec, ROLES[role].need(capsule, rig.facts))
-    if box is None:
+    caps, reasons = match(under_test.spec, ROLES[role].need(capsule, fixture.facts))
+    if caps is None:
         why = "; ".join(map(str, reasons))
         raise BackendError(
-            f"{subject.label} cannot run this capsule ({capsule.summary()}): {why}",
+            f"{under_test.label} cannot run this capsule ({capsule.summary()}): {why}",
             field="--backend",
-            value=subject.label,
+            value=under_test.label,
             remedy="name a backend that declares it",
         )
-    return box
+    return caps
 
 
-def _judged(capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture, run: Run) -> ReplayReport:
+def _judged(capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixture, run: Run) -> ReplayReport:
     raised, results = "", []
     try:
         for out in run.results():
@@ -165,9 +170,9 @@ def _judged(capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture, run
         capsule=capsule.summary(),
         role=capsule.ROLE,
         recorded_by=str(capsule.origin.get("backend", "")),
-        backend=subject.label,
-        device=f"{rig.facts} {rig.facts.name}".rstrip(),
-        versions={**_versions(), subject.distribution: subject.version},
+        backend=under_test.label,
+        device=f"{fixture.facts} {fixture.facts.name}".rstrip(),
+        versions={**_versions(), under_test.distribution: under_test.version},
         tolerance=capsule.tolerance(dtype_named(capsule.geometry.dtype)),
         layers=tuple(layers),
         raised=raised,

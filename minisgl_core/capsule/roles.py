@@ -1,4 +1,4 @@
-"""The roles whose steps can be recorded, each with what it knows of its own."""
+"""The roles whose steps can be recorded, each with its own types and functions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["ROLES", "RoleTools"]
 
 
 class RoleTools(NamedTuple):
-    """What replaying and shrinking ask of a role; the capsules given are its own."""
+    """What replaying and shrinking need of a role, for capsules of that role."""
 
     capsule: type[Capsule]
     need: Callable[[Any, DeviceFacts], Need]
-    """What a capsule asks of a backend's caps"""
+    """What a capsule requires of a backend's caps"""
     run: Callable[[Any, BackendUnderTest, Caps, DeviceFixture], Run]
     reduce: Callable[[Any, Fails[Any]], Any]
-    """One round of making a capsule smaller, its layers excepted"""
+    """One round of making a capsule smaller, except for its layers"""
 
 
 ROLES: Final[Mapping[str, RoleTools]] = {

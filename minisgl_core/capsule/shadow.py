@@ -1,4 +1,5 @@
-"""A second backend beside the one that serves: run on some eager steps, compared, never used.
+"""A shadow: a second backend that runs on some eager steps and is compared with the serving one; its results are not
+used.
 
 The first result that differs beyond the conformance kit's tolerance is reported with its step, layer and request, and
 that layer is written as a capsule. Then, and whenever the candidate raises, it is disabled: serving goes on as before.
@@ -210,7 +211,7 @@ class Shadow:
         if intruded:
             self._disable(f"{where}: {intruded}")
         elif not isinstance(got, torch.Tensor) or (got.shape, got.dtype) != (out.shape, out.dtype):
-            self._disable(f"{where}: it returned {_told(got)}, expected {_told(out)}")
+            self._disable(f"{where}: it returned {_kind_of(got)}, expected {_kind_of(out)}")
         else:
             self._judge(step, call, out, got)
 
@@ -257,7 +258,7 @@ class Shadow:
         logger.warning("the shadow backend %s is disabled, serving goes on: %s", self._candidate.label, why)
 
 
-def _told(value: object) -> str:
+def _kind_of(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""A failing capsule made as small as it can be and still fail in the same way."""
+"""Shrinks a failing capsule to the smallest one that still fails in the same way."""
 
 from __future__ import annotations
 
@@ -22,29 +22,32 @@ _ROUNDS = 3
 
 
 def shrink(
-    capsule: C, subject: BackendUnderTest, rig: DeviceFixture, tried: Callable[[Capsule, bool], None] | None = None
+    capsule: C,
+    under_test: BackendUnderTest,
+    fixture: DeviceFixture,
+    tried: Callable[[Capsule, bool], None] | None = None,
 ) -> C:
     """The smallest capsule found that fails as this one does: by a wrong result, or by the same exception.
 
-    ``tried`` hears of every attempt and whether it still failed. Raises :class:`UsageError` if this one does not fail.
+    ``tried`` is called with every attempt and whether it still failed. Raises :class:`UsageError` if this one does not fail.
     """
     capsule = capsule.before_cuts()
-    kind = _kind(replay(capsule, subject, rig, repeats=0))
+    kind = _kind(replay(capsule, under_test, fixture, repeats=0))
     if kind is None:
         raise UsageError(
-            f"{subject.label} computes this capsule right, so there is nothing to shrink ({capsule.summary()})",
+            f"{under_test.label} computes this capsule right, so there is nothing to shrink ({capsule.summary()})",
             field="--shrink",
             remedy="leave out --shrink, or name the backend that fails",
         )
 
     def fails(smaller: Capsule) -> bool:
-        found = _kind(replay(smaller, subject, rig, repeats=0)) == kind
+        found = _kind(replay(smaller, under_test, fixture, repeats=0)) == kind
         if tried is not None:
             tried(smaller, found)
         return found
 
     small = shrink_while(capsule, fails)
-    return small.with_origin(shrunk_from=capsule.summary(), failed_on=subject.label)
+    return small.with_origin(shrunk_from=capsule.summary(), failed_on=under_test.label)
 
 
 def _kind(report: ReplayReport) -> str | None:
@@ -54,7 +57,7 @@ def _kind(report: ReplayReport) -> str | None:
 
 
 def shrink_while(capsule: C, fails: Fails[Any]) -> C:
-    """Reduce layers, and then what the role has besides, in turns, as long as ``fails``."""
+    """Reduce layers and then the parts particular to the role, repeatedly, while the result still ``fails``."""
     reduce = ROLES[capsule.ROLE].reduce
     for _ in range(_ROUNDS):
         before = capsule.nbytes

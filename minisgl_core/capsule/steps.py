@@ -11,7 +11,7 @@ from minisgl_core.plugin_api import Role
 __all__ = ["RECORDED_ROLES", "StepChoice"]
 
 RECORDED_ROLES: Final[tuple[Role, ...]] = ("attention", "moe")
-"""Of which capsules are made, and which a shadow can have; the first is meant where none is named."""
+"""The roles that can be recorded and shadowed; the first is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class StepChoice:
     """Steps count from 0, over both phases, eager ones only."""
 
     first: int = 0
-    """So many from the start"""
+    """This many from the start"""
     every: int = 0
-    """Every so many, the first included; 0 = none"""
+    """One in this many, the first included; 0 = none"""
     numbers: frozenset[int] = frozenset()
 
     @classmethod

@@ -40,21 +40,21 @@ def command(file: Path, backend: str, device: str, repeats: int, shrunk: Path | 
     from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
     capsule = load_capsule(file)
-    rig = DeviceFixture(device)
-    subject = BackendUnderTest.of(backend, rig.facts, role=capsule.ROLE)
-    report = replay(capsule, subject, rig, repeats=repeats)
-    small = None if shrunk is None else _shrink(capsule, subject, rig, shrunk)
+    fixture = DeviceFixture(device)
+    under_test = BackendUnderTest.of(backend, fixture.facts, role=capsule.ROLE)
+    report = replay(capsule, under_test, fixture, repeats=repeats)
+    small = None if shrunk is None else _shrink(capsule, under_test, fixture, shrunk)
     if as_json:
         about = None if small is None else {"file": str(shrunk), "summary": small.summary()}
         print_json({**report.to_json(), "shrunk": about})
     else:
         _print(report)
         if small is not None and shrunk is not None:
-            _print_use(small, shrunk, subject)
+            _print_use(small, shrunk, under_test)
     return 0 if report.passed else 1
 
 
-def _shrink(capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture, path: Path) -> Capsule:
+def _shrink(capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixture, path: Path) -> Capsule:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -63,7 +63,7 @@ def _shrink(capsule: Capsule, subject: BackendUnderTest, rig: DeviceFixture, pat
     with Progress(transient=True, disable=not sys.stderr.isatty(), console=Console(stderr=True)) as bar:
         task = bar.add_task("shrinking", total=None)
         small = shrink(
-            capsule, subject, rig, lambda tried, failed: bar.update(task, advance=1, description=tried.summary())
+            capsule, under_test, fixture, lambda tried, failed: bar.update(task, advance=1, description=tried.summary())
         )
     small.save(path)
     return small
@@ -92,11 +92,11 @@ def _print(report: ReplayReport) -> None:
     click.secho(verdict, fg="green" if report.passed else "red")
 
 
-def _print_use(small: Capsule, path: Path, subject: BackendUnderTest) -> None:
-    spec = repr(subject.label) if subject.installed else "SPEC"
+def _print_use(small: Capsule, path: Path, under_test: BackendUnderTest) -> None:
+    spec = repr(under_test.label) if under_test.installed else "SPEC"
     click.echo(f"\nthe smallest that still fails: {small.summary()}, in {path}")
     click.echo(
-        "keep it beside a test:\n\n"
+        "keep it next to a test:\n\n"
         "    from pathlib import Path\n"
         "    from minisgl_core.capsule.replay import check_capsule\n\n"
         f"    def test_{path.stem.replace('-', '_').replace('.', '_')}():\n"

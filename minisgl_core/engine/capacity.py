@@ -1,4 +1,4 @@
-"""What could never fit into the device, told before anything is allocated: by the numbers, and by who gave them."""
+"""Refuses what could never fit into the device before anything is allocated, and names the setting at fault."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 USUAL_ROWS, USUAL_CHUNK, USUAL_PAGE, USUAL_LENGTH, USUAL_HEAD_DIM = 256, 8192, 256, 4096, 256
-"""Nobody is to blame for a setting up to here, as long as another one goes beyond."""
+"""A setting up to here is not named as the cause while another one is larger than its own usual value."""
 UPLOAD_BYTES = 64
-"""Of packed uploads for each token of a pass: four numbers, in three host buffers and on the device"""
+"""Of packed uploads, for each token of a pass: four numbers, in three host buffers and on the device"""
 SLOT_BYTES = 8
 """Of the page table, on the device and mirrored on the host"""
 NUMBERED = 2**31
-"""Slots, and places of the page table, that an int32 can tell apart"""
+"""How many slots, or places of the page table, an int32 can number"""
 
 
 class Setting(NamedTuple):
@@ -50,7 +50,7 @@ class Setting(NamedTuple):
 
 
 def in_words(count: float) -> str:
-    """For people: three digits or so."""
+    """For people, with about three digits."""
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
@@ -133,8 +133,8 @@ def _check_numbered(many: Setting, size: int, each: str) -> None:
 def _check_fits(
     ctx: Context, what: str, settings: Sequence[Setting], needed: Callable[[Mapping[str, int]], int]
 ) -> None:
-    """Compare with the device, and blame the first setting whose usual value would make the others fit; where no one
-    alone would, the first that is too much by itself.
+    """Compare with the device, and name the first setting whose usual value would make the others fit; if no single one
+    would, the first that is too large by itself.
     """
     present, ranks = ctx.platform.total_bytes(), ranks_on_device(ctx)
     given = {one.name: one.value for one in settings}
@@ -159,7 +159,7 @@ def _check_fits(
 
 @contextmanager
 def shortage_in_words(ctx: Context) -> Iterator[None]:
-    """Around the allocation and loading of weights: turns an allocator's complaint into an :class:`EngineError`."""
+    """Around the allocation and loading of weights: turns an allocator's error into an :class:`EngineError`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""What an engine is told, once."""
+"""The settings of one rank's engine, checked once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .observer import ObserverFactory
 __all__ = ["SAMPLING_MODES", "EngineConfig"]
 
 SAMPLING_MODES: Final[tuple[SamplingMode, ...]] = ("greedy", "random", "filtered")
-"""From the cheapest to the dearest."""
+"""From the cheapest to the most expensive."""
 LONGEST_TIMEOUT_S: Final = 1e9
-"""What clocks of the libraries below can count"""
+"""The longest time that the clocks of the libraries below can count"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EngineConfig:
     cuda_graph_max_bs: int | None = None
     """Largest batch size to record graphs for; 0 = none; None = the device's default (none on a CPU)."""
     cuda_graph_modes: tuple[SamplingMode, ...] = SAMPLING_MODES
-    """Ways of sampling to record graphs for; a batch that samples in another way runs eagerly."""
+    """Sampling modes to record graphs for; a batch of another mode runs eagerly."""
     seed: int = 0
     """Unseeded requests use this plus their uid."""
     distributed_port: int | None = None
@@ -64,7 +64,7 @@ class EngineConfig:
     allow_plugins: tuple[str, ...] | None = None
     deny_plugins: tuple[str, ...] = ()
     calibrated: bool = True
-    """Where the choice is left to ``auto``: go by what ``minisgl calibrate`` measured here for this model's shapes."""
+    """Let ``auto`` use what ``minisgl calibrate`` measured here for this model's shapes."""
     plan: Mapping[str, Any] | None = None
     """A resolved plan as JSON data; None = resolve here."""
     dummy_weights: bool = False

@@ -1,4 +1,4 @@
-"""Linear layers by several backends: each for some weights, and for some numbers of rows."""
+"""Routes each product of a linear layer to the backend for its weight and its number of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the device's memory is divided: what passes and graphs will take comes first, the KV pool gets the rest."""
+"""How the device's memory is divided: passes and graphs come first, the KV pool gets the rest."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["MemoryUse", "Reserve", "count_pages"]
 logger = logging.getLogger(__name__)
 
 CPU_SHARE = 0.5
-"""A CPU's memory belongs to other programs too, and to the other ranks; nor is tried out what passes take of it."""
+"""A CPU's memory belongs to other programs and ranks too, and passes are not profiled there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Bytes that the pool must leave, as a rehearsal measured them; zeros where nothing was rehearsed."""
+    """Bytes that the pool must leave, as memory profiling measured them; zeros where it did not run."""
 
     tables: int = 0
-    """Device state and buffers of captures, for as long as the engine lives."""
+    """Device state and buffers of captures, which live as long as the engine."""
     passes: int = 0
-    """What the largest eager pass takes at once."""
+    """The most that an eager pass needs at once."""
     graphs: int = 0
     num_graphs: int = 0
 
@@ -45,14 +45,14 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of one rank's device once its engine stands; None = not measured there."""
+    """Bytes of one rank's device once its engine is ready; None = not measured."""
 
     reserve: Reserve
     pool: int
     graphs: int | None
-    """What the graphs took in the end."""
+    """What the graphs really used."""
     free: int | None
-    """What is left for passes, and for other programs."""
+    """What is left for passes and for other programs."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -65,7 +65,7 @@ class MemoryUse:
         }
 
     def warn_if_short(self) -> None:
-        """Log where the largest pass would not find the memory that it took in the rehearsal."""
+        """Warn if less memory is left than the largest profiled pass used."""
         if self.free is not None and self.free < self.reserve.passes:
             logger.warning(
                 "%s of device memory are left, a pass may need %s; lower `memory_ratio` or `max_prefill_tokens`",
@@ -77,7 +77,7 @@ class MemoryUse:
 def count_pages(
     config: EngineConfig, ctx: Context, page_size: int, kv_heads: int, kv_dtype: torch.dtype, reserve: Reserve
 ) -> int:
-    """Pages of the pool: what was asked for, else what ``reserve`` leaves, never more than all rows at full length
+    """Pages of the pool: the requested number, else what ``reserve`` leaves, but no more than all rows at full length
     could use.
 
     Every rank gets the same number, the smallest that any of them can hold. Raises :class:`EngineError` if not even one

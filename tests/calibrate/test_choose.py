@@ -56,7 +56,7 @@ def test_who_lacks_a_length_has_no_cost_there() -> None:
     assert set(costs_by_entry(points(DECODE, table))[DECODE]) == {"b"}
 
 
-def test_only_attention_and_weights_are_chosen_by_rows_and_linear_stands_for_all_weights() -> None:
+def test_only_attention_and_weights_are_chosen_by_rows_and_linear_means_all_weights() -> None:
     some = [
         *points("kv", {(1, 0): {"a": 1.0}}),
         *points("ops.sample", {(1, 0): {"a": 1.0}}),
@@ -87,6 +87,6 @@ def test_case_127_a_gain_within_the_noise_is_none() -> None:
     assert chosen == ["b", "b"]
 
 
-def test_neighbouring_sizes_still_have_a_border() -> None:
+def test_adjacent_sizes_still_have_a_border() -> None:
     close = points(DECODE, {(1, 0): {"a": 1.0, "b": 2.0}, (2, 0): {"a": 2.0, "b": 1.0}, (3, 0): {"a": 1.0, "b": 2.0}})
     assert [limit for limit, _ in costs_by_batch(close)[DECODE]] == [1, 2, None]

@@ -1,4 +1,4 @@
-"""What is measured: every backend that would fit, at every size, with a timer that is told what to say."""
+"""What is measured: every backend that would fit, at every size, with a timer whose answers the tests choose."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def query(model: Any = SMALL, **fields: Any) -> PlanQuery:
     return PlanQuery(model, CPU, "float32", max_running_req=8, max_seq_len=64, **fields)
 
 
-def count_of(call: Callable[[], object], rig: DeviceFixture) -> float:
+def count_of(call: Callable[[], object], fixture: DeviceFixture) -> float:
     """A timer: it runs the call, and says 1."""
     call()
     return 1.0
@@ -95,8 +95,8 @@ def with_backend(monkeypatch: pytest.MonkeyPatch, cls: type, **caps: Any) -> Reg
     module.Odd = cls  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     wide = {"head_dims": ANY, "gqa_ratios": ANY, "page_sizes": ANY, "kv_layouts": ("NHD",), "phases": ("decode",)}
-    box = Caps(devices=("cpu",), dtypes=("float32",), kv_dtypes=("float32",), **{**wide, **caps})
-    spec = BackendSpec("attention", "odd", "odd_attention:Odd", caps=(box,))
+    caps = Caps(devices=("cpu",), dtypes=("float32",), kv_dtypes=("float32",), **{**wide, **caps})
+    spec = BackendSpec("attention", "odd", "odd_attention:Odd", caps=(caps,))
     base = only_cpu_sim()
     record = PluginRecord("odd-dist", "x = y", "3.1", candidates=(Candidate(spec, "odd-dist", "3.1"),))
     return Registry((*base.plugins, record), base.notes, base.manager)
@@ -135,11 +135,11 @@ def test_a_backend_of_other_pages_is_timed_on_pages_that_suit_it(monkeypatch: py
 
 
 def test_progress_counts_every_job() -> None:
-    told: list[int] = []
+    reported: list[int] = []
 
     def progress(title: str, total: int) -> Callable[[], None]:
-        told.append(-total)
-        return lambda: told.append(1)
+        reported.append(-total)
+        return lambda: reported.append(1)
 
     small = replace(SMALL, vocab_size=32)
     found = calibrate(
@@ -152,7 +152,7 @@ def test_progress_counts_every_job() -> None:
         timer=count_of,
         progress=progress,
     )
-    assert sum(told) == 0 and len(told) == 1 + len(found.points)
+    assert sum(reported) == 0 and len(reported) == 1 + len(found.points)
 
 
 @pytest.mark.parametrize("name", ["q3", "llama-bias", "moe", "moe2", "moe-mixed"])
@@ -213,10 +213,10 @@ def test_where_the_device_captures_calls_are_replayed(host_plan: bool, monkeypat
         def prepare_for_replay(self, batch: Any) -> None:
             planned.append(batch.view.kv_lens_host)
 
-    monkeypatch.setattr("minisgl_core.calibrate.work._Site.captures", lambda self, box: box.graph != "never")
+    monkeypatch.setattr("minisgl_core.calibrate.work._Site.captures", lambda self, caps: caps.graph != "never")
     registry = with_backend(monkeypatch, Planned, graph="decode", host_plan=host_plan)
 
-    def twice(call: Callable[[], object], rig: DeviceFixture) -> float:
+    def twice(call: Callable[[], object], fixture: DeviceFixture) -> float:
         call()
         call()
         return 1.0

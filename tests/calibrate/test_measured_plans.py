@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl_core.calibration.store import Calibration, Point, file_of, save, sources_of, subject_of, versions_now
+from minisgl_core.calibration.store import Calibration, Point, file_of, save, scope_of, sources_of, versions_now
 from minisgl_core.cli.app import main
 from minisgl_core.core import SamplingParams
 from minisgl_core.env import ENV
@@ -59,7 +59,7 @@ def measured(tiny: Callable[[str], Path]) -> Callable[..., Path]:
             Point("attention.decode", 4, 64, TORCH, at, 50.0, source=source),
             Point("attention.decode", 4, 64, CPU, at, 25.0, source=source),
         ]
-        save(Calibration(subject_of(query, model), {**versions_now(query), **versions}, tuple(points)))
+        save(Calibration(scope_of(query, model), {**versions_now(query), **versions}, tuple(points)))
         return path
 
     return keep
@@ -123,7 +123,7 @@ def test_explain_shows_the_numbers_and_the_rule(measured: Any, capsys: pytest.Ca
     assert found["left_out"] is None
 
 
-def test_explain_does_not_ask_for_measurements_of_a_device_that_is_not_here(
+def test_explain_looks_for_no_measurements_of_a_device_that_is_not_here(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["explain", "--geometry", "tiny", "--device", "sm90"]
@@ -142,7 +142,7 @@ def test_explain_says_what_is_stale_and_what_is_missing(measured: Any, capsys: p
     path = measured()
     kept = json.loads(next((ENV.CACHE_DIR.value / "calibration").iterdir()).read_text())
     kept["points"] = [point for point in kept["points"] if point["backend"] == CPU]
-    file_of(kept["subject"]).write_text(json.dumps(kept))
+    file_of(kept["scope"]).write_text(json.dumps(kept))
     text, data = explained(path, capsys)
     assert f"not measured: attention.decode: {TORCH}; measured ones come first" in text
     assert data["calibration"]["unmeasured"] == [f"attention.decode: {TORCH}"]
@@ -155,7 +155,7 @@ def test_calibrate_measures_keeps_and_is_used(tiny: Callable[[str], Path], capsy
     assert main(["calibrate", *arguments, *sizes, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["notes"] == [] and all(point["microseconds"] > 0 for point in data["points"])
-    assert Path(data["file"]).is_file() and data["subject"]["dtype"] == "float32"
+    assert Path(data["file"]).is_file() and data["scope"]["dtype"] == "float32"
     assert main(["explain", *arguments, "--json"]) == 0
     used = json.loads(capsys.readouterr().out)["calibration"]
     assert used["points"] == data["points"] and used["unmeasured"] == []
@@ -172,7 +172,7 @@ def test_calibrate_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatc
     head = "ENTRY  ROWS  TOKENS  MICROSECONDS, FASTEST FIRST\nkv     1             a@b 2\n"
     assert text.startswith(f"{head}\nnoise: equal measurements were up to 20% apart")
     assert "\nThe plan that follows\n  kv: cpu@minisgl-cpu-sim\n" in text
-    assert "not measured: kv: c@d failed at 1 rows: X: y" in text and f"kept in {file_of(found.subject)}" in text
+    assert "not measured: kv: c@d failed at 1 rows: X: y" in text and f"kept in {file_of(found.scope)}" in text
 
 
 def test_calibrate_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from minisgl_core.calibration.store import (
     file_of,
     load,
     save,
+    scope_of,
     sources_of,
-    subject_of,
     unmeasured,
     versions_now,
 )
@@ -44,7 +44,7 @@ def registry(**versions: str) -> Registry:
 
 
 def calibration(asked: PlanQuery, *points: Point) -> Calibration:
-    return Calibration(subject_of(asked, MODEL), versions_now(asked), points, ("kv: x failed",))
+    return Calibration(scope_of(asked, MODEL), versions_now(asked), points, ("kv: x failed",))
 
 
 A = Point("attention.decode", 4, 128, "a@dist", "1.0", 12.5, captured=True, page_size=16)
@@ -54,7 +54,7 @@ B = Point("attention.decode", 4, 128, "b@dist", "2.0", 25.0)
 def test_what_is_kept_is_found_again() -> None:
     made = calibration(query(), A, B)
     path = save(made)
-    assert path == file_of(made.subject) and path.parent == ENV.CACHE_DIR.value / "calibration"
+    assert path == file_of(made.scope) and path.parent == ENV.CACHE_DIR.value / "calibration"
     assert load(query(), MODEL, registry(a="1.0", b="2.0")) == Loaded(made)
     assert [item.name for item in path.parent.iterdir()] == [path.name]
 
@@ -139,9 +139,9 @@ def test_what_was_not_measured_where_others_were() -> None:
 
 def test_the_usual_window_is_part_of_the_shape() -> None:
     windowed = replace(MODEL, windows=(None, *(512,) * 27))
-    assert subject_of(query(), windowed)["window"] == 512
-    assert subject_of(query(max_seq_len=512), windowed)["window"] is None, "it never cuts anything"
-    assert subject_of(query(), MODEL)["window"] is None
+    assert scope_of(query(), windowed)["window"] == 512
+    assert scope_of(query(max_seq_len=512), windowed)["window"] is None, "it never cuts anything"
+    assert scope_of(query(), MODEL)["window"] is None
 
 
 def test_case_127_measurements_of_an_editable_kernel_end_when_its_source_changes(tmp_path: Path) -> None:

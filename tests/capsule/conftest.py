@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minisgl_core.capsule.attention.capsule import AttentionCapsule, AttentionGeometry, AttentionLayer
-from minisgl_core.capsule.attention.edits import compact
+from minisgl_core.capsule.attention.cuts import compact
 from minisgl_core.capsule.moe.capsule import MoECapsule
 from minisgl_core.capsule.moe.make import MoEMaker
 from minisgl_core.capsule.moe.observer import MoECall
@@ -36,12 +36,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def rig() -> DeviceFixture:
+def fixture() -> DeviceFixture:
     return DeviceFixture("cpu")
 
 
 @pytest.fixture(scope="session")
-def make_capsule(rig: DeviceFixture) -> Callable[..., AttentionCapsule]:
+def make_capsule(fixture: DeviceFixture) -> Callable[..., AttentionCapsule]:
     """``make_capsule(phase, rows of (new tokens, all tokens), layers, page_size)``; what was recorded is right."""
 
     def make(
@@ -54,7 +54,7 @@ def make_capsule(rig: DeviceFixture) -> Callable[..., AttentionCapsule]:
     ) -> AttentionCapsule:
         geometry = Geometry(dtype, dtype, page_size, kv_heads, 2 * kv_heads, 8, layers)
         longest = max(total for _, total in rows)
-        bench = AttentionBench(rig, geometry, len(rows), longest, seed=3)
+        bench = AttentionBench(fixture, geometry, len(rows), longest, seed=3)
         bench.fill([total for _, total in rows])
         batch, tokens = bench.eager(phase, rows), sum(new for new, _ in rows)
         recorded = []
@@ -67,12 +67,12 @@ def make_capsule(rig: DeviceFixture) -> Callable[..., AttentionCapsule]:
             recorded.append(AttentionLayer(10 + place, out, facts, q, k, v, *caches))
         view = batch.view
         assert view.q_lens_host is not None and view.kv_lens_host is not None
-        told = AttentionGeometry(dtype, dtype, "NHD", page_size, 2 * kv_heads, kv_heads, 8, 8, 64, longest)
+        recorded_geometry = AttentionGeometry(dtype, dtype, "NHD", page_size, 2 * kv_heads, kv_heads, 8, 8, 64, longest)
         uids = tuple(range(100, 100 + len(rows)))
         capsule = AttentionCapsule(
             step=7,
             phase=batch.phase,
-            geometry=told,
+            geometry=recorded_geometry,
             q_lens=view.q_lens_host,
             kv_lens=view.kv_lens_host,
             uids=uids,
@@ -132,8 +132,8 @@ def make_moe_capsule() -> Callable[..., MoECapsule]:
 
 
 @pytest.fixture
-def make_moe_subject(monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture) -> Callable[..., BackendUnderTest]:
-    """``make_moe_subject(change, **caps)``: ``moe:torch`` whose results go through ``change(out, x, ids, weights)``,
+def make_moe_under_test(monkeypatch: pytest.MonkeyPatch, fixture: DeviceFixture) -> Callable[..., BackendUnderTest]:
+    """``make_moe_under_test(change, **caps)``: ``moe:torch`` whose results go through ``change(out, x, ids, weights)``,
     the weights being (w13, w2).
     """
     from minisgl_cpu_sim.pure.moe import TorchMoE
@@ -149,7 +149,7 @@ def make_moe_subject(monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture) -> Cal
         monkeypatch.setitem(sys.modules, module.__name__, module)
         declared = {"devices": ("cpu",), "dtypes": ("float32", "bfloat16"), **caps}
         spec = BackendSpec("moe", "changed", "changed_experts:Changed", caps=(Caps(**declared),))
-        return BackendUnderTest.of(spec, rig.facts)
+        return BackendUnderTest.of(spec, fixture.facts)
 
     return make
 
@@ -168,8 +168,8 @@ CAPS = Caps(
 
 
 @pytest.fixture
-def make_subject(monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture) -> Callable[..., BackendUnderTest]:
-    """``make_subject(change, **caps)``: ``attention:torch`` whose results go through ``change(backend, out, batch,
+def make_under_test(monkeypatch: pytest.MonkeyPatch, fixture: DeviceFixture) -> Callable[..., BackendUnderTest]:
+    """``make_under_test(change, **caps)``: ``attention:torch`` whose results go through ``change(backend, out, batch,
     layer)``.
     """
     from minisgl_cpu_sim.pure.attention import TorchAttention
@@ -184,6 +184,6 @@ def make_subject(monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture) -> Callabl
         module.Changed = Changed  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         spec = BackendSpec("attention", "changed", "changed_attention:Changed", caps=(replace(CAPS, **caps),))
-        return BackendUnderTest.of(spec, rig.facts)
+        return BackendUnderTest.of(spec, fixture.facts)
 
     return make

@@ -65,9 +65,9 @@ def test_what_it_does_not_know_is_refused(make_moe_capsule: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["torch", "cpu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_right_backends_pass(make_moe_capsule: Any, rig: DeviceFixture, name: str, dtype: str) -> None:
+def test_right_backends_pass(make_moe_capsule: Any, fixture: DeviceFixture, name: str, dtype: str) -> None:
     capsule = make_moe_capsule(padded=2, dtype=dtype)
-    report = replay(capsule, BackendUnderTest.of(f"moe:{name}", rig.facts), rig, repeats=1)
+    report = replay(capsule, BackendUnderTest.of(f"moe:{name}", fixture.facts), fixture, repeats=1)
     assert report.passed, report.failure()
     assert [layer.layer for layer in report.layers] == [10, 11]
     assert report.layer_us is not None and report.layer_us > 0 and report.metadata_us is None
@@ -76,7 +76,9 @@ def test_right_backends_pass(make_moe_capsule: Any, rig: DeviceFixture, name: st
     assert report.tolerance == {"float32": 1e-4, "bfloat16": 4e-2}[dtype], "the suite's of the role"
 
 
-def test_the_backend_sees_the_model_as_it_was(make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture) -> None:
+def test_the_backend_sees_the_model_as_it_was(
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
+) -> None:
     capsule: MoECapsule = make_moe_capsule((1,), layers=1)
     (layer,), seen = capsule.layers, []
 
@@ -84,7 +86,7 @@ def test_the_backend_sees_the_model_as_it_was(make_moe_capsule: Any, make_moe_su
         seen.append((ids.clone(), *(tensor.clone() for tensor in weights)))
         return out
 
-    assert replay(capsule, make_moe_subject(look), rig, repeats=0).passed
+    assert replay(capsule, make_moe_under_test(look), fixture, repeats=0).passed
     ((ids, w13, w2),) = seen
     (expert,) = layer.experts
     assert ids.tolist() == [[-1, expert]] and ids.dtype == torch.int32
@@ -94,7 +96,7 @@ def test_the_backend_sees_the_model_as_it_was(make_moe_capsule: Any, make_moe_su
 
 
 def test_a_wrong_element_is_named_with_its_experts(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
     capsule: MoECapsule = make_moe_capsule()
 
@@ -102,37 +104,37 @@ def test_a_wrong_element_is_named_with_its_experts(
         out[4, 5] += 1.0
         return out
 
-    report = replay(capsule, make_moe_subject(wrong), rig, repeats=0)
+    report = replay(capsule, make_moe_under_test(wrong), fixture, repeats=0)
     experts = ", ".join(map(str, capsule.layers[0].original_ids()[4].tolist()))
     assert f"row 2, new token 0, column 5 of experts {experts}: expected" in report.layers[0].worst
     assert report.failure().startswith("layer 1") and not report.passed
 
 
 def test_a_layer_may_have_the_last_token_of_each_row_only(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
     capsule: MoECapsule = make_moe_capsule((3, 1, 4), last_rows=True)
     assert [layer.tokens.tolist() for layer in capsule.layers] == [list(range(8)), [2, 3, 7]]
-    assert replay(capsule, BackendUnderTest.of("moe:cpu", rig.facts), rig, repeats=0).passed
+    assert replay(capsule, BackendUnderTest.of("moe:cpu", fixture.facts), fixture, repeats=0).passed
 
     def wrong(out: torch.Tensor, *_: Any) -> torch.Tensor:
         out[2] += 1.0 if len(out) == 3 else 0.0
         return out
 
-    report = replay(capsule, make_moe_subject(wrong), rig, repeats=0)
+    report = replay(capsule, make_moe_under_test(wrong), fixture, repeats=0)
     assert report.failure().startswith("layer 11: row 2, new token 3, column")
 
 
-def test_padding_is_run_but_not_judged(make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture) -> None:
+def test_padding_is_run_but_not_judged(make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture) -> None:
     def spoil_the_last(out: torch.Tensor, *_: Any) -> torch.Tensor:
         assert len(out) == 10
         out[8:] = torch.nan
         return out
 
-    assert replay(make_moe_capsule(padded=2), make_moe_subject(spoil_the_last), rig, repeats=0).passed
+    assert replay(make_moe_capsule(padded=2), make_moe_under_test(spoil_the_last), fixture, repeats=0).passed
 
 
-def test_a_step_in_which_no_expert_was_used(make_moe_capsule: Any, rig: DeviceFixture, tmp_path: Path) -> None:
+def test_a_step_in_which_no_expert_was_used(make_moe_capsule: Any, fixture: DeviceFixture, tmp_path: Path) -> None:
     capsule: MoECapsule = make_moe_capsule((1,), layers=1, top_k=1)
     assert capsule.layers[0].experts == () and not capsule.layers[0].out.any()
     capsule.save(tmp_path / "x.safetensors")
@@ -140,13 +142,15 @@ def test_a_step_in_which_no_expert_was_used(make_moe_capsule: Any, rig: DeviceFi
 
 
 def test_errors_are_relative_to_the_size_of_each_tokens_result(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
     """However small a model's results are: a wrong one is wrong, and one that is rounded is not."""
     capsule: MoECapsule = make_moe_capsule()
     layer = capsule.layers[0]
     small = replace(layer, w2=layer.w2 * 1e-6, out=layer.out * 1e-6)
-    report = replay(replace(capsule, layers=(small,)), make_moe_subject(lambda out, *_: out * 1.01), rig, repeats=0)
+    report = replay(
+        replace(capsule, layers=(small,)), make_moe_under_test(lambda out, *_: out * 1.01), fixture, repeats=0
+    )
     want = capsule.expected(0)
     sizes = want.square().mean(1, keepdim=True).sqrt()
     worst = float((0.01 * want.abs() / (sizes + want.abs()))[sizes.flatten() > 0].max())
@@ -154,28 +158,30 @@ def test_errors_are_relative_to_the_size_of_each_tokens_result(
     assert report.layers[0].recorded_error < 1e-6
 
 
-def test_a_token_without_experts_gives_zero(make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture) -> None:
+def test_a_token_without_experts_gives_zero(
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
+) -> None:
     def leaky(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
         out[(ids == -1).all(-1)] = 1e-9
         return out
 
     capsule = make_moe_capsule(top_k=1)
-    assert not replay(capsule, make_moe_subject(leaky), rig, repeats=0).passed
-    assert replay(capsule, make_moe_subject(), rig, repeats=0).passed
+    assert not replay(capsule, make_moe_under_test(leaky), fixture, repeats=0).passed
+    assert replay(capsule, make_moe_under_test(), fixture, repeats=0).passed
 
 
 def test_other_roles_and_other_dtypes_are_refused(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
     capsule = make_moe_capsule(dtype="bfloat16")
     with pytest.raises(UsageError, match=r"is a backend of role attention, and the capsule is of moe; write moe:NAME"):
-        replay(capsule, BackendUnderTest.of("attention:torch", rig.facts), rig)
+        replay(capsule, BackendUnderTest.of("attention:torch", fixture.facts), fixture)
     with pytest.raises(BackendError, match=r"cannot run this capsule .*bfloat16"):
-        replay(capsule, make_moe_subject(dtypes=("float32",)), rig)
+        replay(capsule, make_moe_under_test(dtypes=("float32",)), fixture)
 
 
 def test_check_capsule_is_an_assertion(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture, tmp_path: Path
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.safetensors"
     capsule: MoECapsule = make_moe_capsule()
@@ -183,12 +189,12 @@ def test_check_capsule_is_an_assertion(
     replace(capsule, layers=lost).save(path)
     check_capsule(path, "torch", device="cpu")
     with pytest.raises(Mismatch, match="layer 1"):
-        check_capsule(path, make_moe_subject(lambda out, *_: out * 2).spec, device="cpu")
+        check_capsule(path, make_moe_under_test(lambda out, *_: out * 2).spec, device="cpu")
 
 
 @pytest.mark.parametrize("step", ["prepare_weights", "forward"])
 def test_an_exception_is_a_failure_with_its_words(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture, monkeypatch: pytest.MonkeyPatch, step: str
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
@@ -196,5 +202,5 @@ def test_an_exception_is_a_failure_with_its_words(
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(TorchMoE, step, refuse)
-    report = replay(make_moe_capsule(), make_moe_subject(), rig)
+    report = replay(make_moe_capsule(), make_moe_under_test(), fixture)
     assert report.failure() == "moe:changed raised RuntimeError: no such kernel" and report.layer_us is None

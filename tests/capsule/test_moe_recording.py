@@ -50,16 +50,16 @@ def moe_capsule(path: Path) -> MoECapsule:
     return capsule
 
 
-def assert_replays(capsule: MoECapsule, rig: DeviceFixture) -> None:
+def assert_replays(capsule: MoECapsule, fixture: DeviceFixture) -> None:
     """On both executors, as recorded."""
     for name in ("moe:torch", "moe:cpu"):
-        report = replay(capsule, BackendUnderTest.of(name, rig.facts), rig, repeats=0)
+        report = replay(capsule, BackendUnderTest.of(name, fixture.facts), fixture, repeats=0)
         assert report.passed and report.worst is not None, report.failure()
         assert max(layer.against_recorded for layer in report.layers) < 1e-5
 
 
 def test_chosen_steps_are_recorded_with_the_experts_that_they_used(
-    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, rig: DeviceFixture
+    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, fixture: DeviceFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "minisgl_core"):
         tokens = answer(tiny("moe"), record=str(tmp_path / "steps"), cuda_graph_max_bs=4, **RECORD)
@@ -78,22 +78,22 @@ def test_chosen_steps_are_recorded_with_the_experts_that_they_used(
         assert set(layer.experts) == set(layer.original_ids().flatten().tolist()) and len(layer.experts) <= 8
         assert (layer.w13.shape[1:], layer.w2.shape[1:]) == ((192, 128), (128, 96))
     assert third.origin["backend"] == "torch@minisgl-cpu-sim" and third.origin["plan"]["graph"] is False
-    assert_replays(first, rig)
-    assert_replays(third, rig)
+    assert_replays(first, fixture)
+    assert_replays(third, fixture)
 
 
 @pytest.mark.parametrize("name", ["moe-mixed", "moe2"])
 def test_dense_layers_and_shared_experts_are_left_out(
-    tiny: Callable[[str], Path], tmp_path: Path, rig: DeviceFixture, name: str
+    tiny: Callable[[str], Path], tmp_path: Path, fixture: DeviceFixture, name: str
 ) -> None:
     answer(tiny(name), record=str(tmp_path / "steps"), record_role="moe", record_steps="1")
     capsule = moe_capsule(tmp_path / "steps" / "step-000001-decode.safetensors")
     assert [layer.layer_id for layer in capsule.layers] == ([0, 2] if name == "moe-mixed" else [0, 1])
-    assert_replays(capsule, rig)
+    assert_replays(capsule, fixture)
 
 
 def test_random_weights_and_repacking_in_place_are_no_obstacle(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixture: DeviceFixture
 ) -> None:
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
@@ -107,16 +107,16 @@ def test_random_weights_and_repacking_in_place_are_no_obstacle(
         patch.setattr(TorchMoE, "prepare_weights", repack)
         settings = {"record": str(tmp_path / "steps"), "dummy_weights": True, **RECORD}
         answer(tiny("moe"), **settings)
-    assert_replays(moe_capsule(tmp_path / "steps" / "step-000002-decode.safetensors"), rig)
+    assert_replays(moe_capsule(tmp_path / "steps" / "step-000002-decode.safetensors"), fixture)
 
 
-def test_each_rank_records_its_own_width(tiny: Callable[[str], Path], tmp_path: Path, rig: DeviceFixture) -> None:
+def test_each_rank_records_its_own_width(tiny: Callable[[str], Path], tmp_path: Path, fixture: DeviceFixture) -> None:
     answer(tiny("moe"), tp_size=2, record=str(tmp_path / "steps"), record_role="moe", record_steps="1")
     names = [f"step-000001-decode-rank{rank}.safetensors" for rank in (0, 1)]
     parts = [moe_capsule(tmp_path / "steps" / name) for name in names]
     for capsule in parts:
         assert capsule.geometry.intermediate_size == 48 and capsule.layers[0].w2.shape[2] == 48
-        assert_replays(capsule, rig)
+        assert_replays(capsule, fixture)
     mine, theirs = (capsule.layers[0] for capsule in parts)
     assert torch.equal(mine.x, theirs.x) and mine.experts == theirs.experts
     assert not torch.equal(mine.w13, theirs.w13)
@@ -148,7 +148,7 @@ def test_the_size_is_found_while_the_experts_are_seen(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("role", ["moe", "attention"])
 def test_a_step_is_written_if_what_is_recorded_raised_and_dropped_if_something_else_did(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture, role: str
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixture: DeviceFixture, role: str
 ) -> None:
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
@@ -171,10 +171,10 @@ def test_a_step_is_written_if_what_is_recorded_raised_and_dropped_if_something_e
     capsule = moe_capsule(tmp_path / "steps" / names[1])
     assert capsule.origin["raised"] == "RuntimeError: a kernel failed"
     assert [layer.layer_id for layer in capsule.layers] == [0] and capsule.layers[0].out.isnan().all()
-    assert replay(capsule, BackendUnderTest.of("moe:torch", rig.facts), rig, repeats=0).passed
+    assert replay(capsule, BackendUnderTest.of("moe:torch", fixture.facts), fixture, repeats=0).passed
 
 
-def test_when_nobody_looks_at_experts_they_are_not_wrapped(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_unobserved_experts_are_not_wrapped(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
     with LLM(tiny("moe"), **SETTINGS) as llm:
@@ -188,9 +188,9 @@ def test_when_nobody_looks_at_experts_they_are_not_wrapped(tiny: Callable[[str],
 
 
 def test_a_model_without_experts_is_refused(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"`record_role` asks for experts, and Qwen3ForCausalLM has none"):
+    with pytest.raises(ConfigError, match=r"`record_role` needs experts, and Qwen3ForCausalLM has none"):
         answer(tiny("q3"), record=str(tmp_path), record_role="moe", backends={})
-    with pytest.raises(ConfigError, match=r"`shadow\.moe` asks for experts"):
+    with pytest.raises(ConfigError, match=r"`shadow\.moe` needs experts"):
         answer(tiny("q3"), shadow={"moe": "torch"}, backends={})
     with pytest.raises(BackendError, match="no plugin offers the moe backend 'no-such'"):
         answer(tiny("moe"), shadow={"moe": "no-such"})

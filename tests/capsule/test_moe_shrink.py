@@ -1,4 +1,4 @@
-"""Shrinking experts: every edit keeps a capsule right, and what is left of a failing one is what the failure needs."""
+"""Shrinking experts: every cut keeps a capsule right, and what is left of a failing one is what the failure needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl_core.capsule.moe.capsule import MoECapsule
-from minisgl_core.capsule.moe.edits import (
+from minisgl_core.capsule.moe.cuts import (
     renumbered,
     used_experts,
     with_choices,
@@ -24,7 +24,7 @@ from minisgl_core.capsule.shrink import shrink, shrink_while
 from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
 
-def assert_right(capsule: MoECapsule, rig: DeviceFixture) -> None:
+def assert_right(capsule: MoECapsule, fixture: DeviceFixture) -> None:
     """What it holds as recorded is the reference's answer on what it holds as inputs, and a right backend agrees."""
     for place, layer in enumerate(capsule.layers):
         assert capsule.errors(place, (layer.out,))[0] < 1e-6
@@ -32,14 +32,14 @@ def assert_right(capsule: MoECapsule, rig: DeviceFixture) -> None:
         assert named == list(range(len(layer.experts))) and len(layer.w13) == len(layer.w2) == len(named)
         assert len(layer.tokens) == len(layer.x) and set(layer.tokens.tolist()) <= set(range(sum(capsule.q_lens)))
     assert len(capsule.uids) <= len(capsule.q_lens)
-    report = replay(capsule, BackendUnderTest.of("moe:torch", rig.facts), rig, repeats=0)
+    report = replay(capsule, BackendUnderTest.of("moe:torch", fixture.facts), fixture, repeats=0)
     assert report.passed, report.failure()
 
 
-def test_every_edit_keeps_a_capsule_right(make_moe_capsule: Any, rig: DeviceFixture) -> None:
+def test_every_cut_keeps_a_capsule_right(make_moe_capsule: Any, fixture: DeviceFixture) -> None:
     capsule = make_moe_capsule(padded=1, top_k=3)
     short = make_moe_capsule((3, 1, 4), top_k=3, last_rows=True)
-    for edited in (
+    for cut in (
         short,
         with_tokens(short, [1, 2, 7]),
         with_tokens(short, [0, 1, 4]),
@@ -54,10 +54,10 @@ def test_every_edit_keeps_a_capsule_right(make_moe_capsule: Any, rig: DeviceFixt
         with_width(capsule, 5),
         with_hidden(capsule, 7),
     ):
-        assert_right(edited, rig)
+        assert_right(cut, fixture)
 
 
-def test_edits_do_what_they_say(make_moe_capsule: Any) -> None:
+def test_cuts_do_what_they_say(make_moe_capsule: Any) -> None:
     capsule: MoECapsule = make_moe_capsule((3, 1, 4), padded=1)
     fewer = with_tokens(capsule, [1, 5, 8])
     assert (fewer.q_lens, fewer.uids, fewer.real_tokens) == ((1, 1, 1), (100, 102), 2)
@@ -95,11 +95,11 @@ def wrong_for_expert_five(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor,
 
 
 def test_what_is_left_is_what_the_failure_needs(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
-    capsule, subject = make_moe_capsule((5, 1, 6), layers=3, top_k=3), make_moe_subject(wrong_for_expert_five)
+    capsule, under_test = make_moe_capsule((5, 1, 6), layers=3, top_k=3), make_moe_under_test(wrong_for_expert_five)
     tried = []
-    small = shrink(capsule, subject, rig, lambda item, failed: tried.append(failed))
+    small = shrink(capsule, under_test, fixture, lambda item, failed: tried.append(failed))
     assert (small.q_lens, len(small.uids), len(small.layers)) == ((1,), 1, 1)
     assert (small.layers[0].experts, small.layers[0].topk_ids.tolist()) == ((5,), [[0]])
     g = small.geometry
@@ -107,42 +107,42 @@ def test_what_is_left_is_what_the_failure_needs(
     assert small.nbytes < 100 < capsule.nbytes
     assert small.origin["shrunk_from"] == capsule.summary() and small.origin["failed_on"] == "moe:changed"
     assert len(tried) < 100
-    assert not replay(small, subject, rig, repeats=0).passed
-    assert_right(small, rig)
+    assert not replay(small, under_test, fixture, repeats=0).passed
+    assert_right(small, fixture)
 
 
 def test_numbers_that_do_not_matter_are_changed(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
     """Two tokens with one expert in common: both stay, and the model shrinks to that expert."""
 
-    def crowded(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
+    def busiest(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
         counts = torch.bincount(ids[ids >= 0], minlength=len(weights[0]))
         busy = (counts > 1).nonzero().flatten()
         out[torch.isin(ids, busy).any(-1)] += 1.0
         return out
 
-    small = shrink(make_moe_capsule((5, 6)), make_moe_subject(crowded), rig)
+    small = shrink(make_moe_capsule((5, 6)), make_moe_under_test(busiest), fixture)
     assert sum(small.q_lens) == 2
     assert (small.geometry.num_experts, small.geometry.top_k) == (1, 1)
     assert small.layers[0].topk_ids.tolist() == [[0], [0]]
-    assert_right(small, rig)
+    assert_right(small, fixture)
 
 
 def test_widths_that_a_kernel_cannot_have_are_not_tried_in_its_place(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
     def picky(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
         if x.shape[1] % 4:
             raise ValueError("not a multiple of 4")
         return out + 1
 
-    small = shrink(make_moe_capsule((2,)), make_moe_subject(picky), rig)
+    small = shrink(make_moe_capsule((2,)), make_moe_under_test(picky), fixture)
     assert (small.geometry.hidden_size, small.geometry.intermediate_size) == (4, 1)
 
 
 def test_what_is_small_because_parts_are_missing_is_judged_like_the_whole(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
     """Else what rounding costs the whole would look wrong in a part, and be taken for the failure."""
     capsule: MoECapsule = make_moe_capsule(top_k=3).before_cuts()
@@ -155,15 +155,17 @@ def test_what_is_small_because_parts_are_missing_is_judged_like_the_whole(
 
 
 def test_padding_stays_if_the_failure_needs_it(
-    make_moe_capsule: Any, make_moe_subject: Any, rig: DeviceFixture
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
 ) -> None:
-    def wrong_beside_padding(out: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    def wrong_next_to_padding(out: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
         out[0] += 1.0 if len(x) > 2 else 0.0
         return out
 
-    small = shrink(make_moe_capsule((1, 1), padded=3, phase="decode"), make_moe_subject(wrong_beside_padding), rig)
+    small = shrink(
+        make_moe_capsule((1, 1), padded=3, phase="decode"), make_moe_under_test(wrong_next_to_padding), fixture
+    )
     assert (sum(small.q_lens), small.real_tokens >= 1) == (3, True)
-    assert not replay(small, make_moe_subject(wrong_beside_padding), rig, repeats=0).passed
+    assert not replay(small, make_moe_under_test(wrong_next_to_padding), fixture, repeats=0).passed
 
 
 @settings(max_examples=25, deadline=None)

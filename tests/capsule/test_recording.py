@@ -41,7 +41,7 @@ def answer(path: Path, **settings: Any) -> list[list[int]]:
 
 
 def test_chosen_steps_are_recorded_and_any_backend_replays_them(
-    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, rig: DeviceFixture
+    tiny: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, fixture: DeviceFixture
 ) -> None:
     path = tiny("q3")
     with caplog.at_level(logging.INFO, "minisgl_core"):
@@ -58,7 +58,7 @@ def test_chosen_steps_are_recorded_and_any_backend_replays_them(
     for capsule in (first, third):
         assert len(capsule.layers) == 2
         for name in ("attention:torch", "attention:cpu"):
-            report = replay(capsule, BackendUnderTest.of(name, rig.facts), rig, repeats=0)
+            report = replay(capsule, BackendUnderTest.of(name, fixture.facts), fixture, repeats=0)
             assert report.passed and report.worst is not None and report.worst.against_recorded < 1e-5
 
 
@@ -112,7 +112,7 @@ def test_a_folder_that_is_lost_ends_the_recording_not_the_answers(
 
 
 def test_the_step_at_which_a_backend_raises_is_recorded(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rig: DeviceFixture
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixture: DeviceFixture
 ) -> None:
     from minisgl_cpu_sim.pure.attention import TorchAttention
 
@@ -131,11 +131,11 @@ def test_the_step_at_which_a_backend_raises_is_recorded(
     assert capsule.origin["raised"] == "RuntimeError: a kernel failed"
     assert [layer.layer_id for layer in capsule.layers] == [0, 1]
     assert capsule.layers[1].out.isnan().all()
-    assert replay(capsule, BackendUnderTest.of("attention:torch", rig.facts), rig, repeats=0).passed
+    assert replay(capsule, BackendUnderTest.of("attention:torch", fixture.facts), fixture, repeats=0).passed
 
 
 def test_padded_rows_of_a_batch_by_hand_are_recorded_as_padding(
-    tiny: Callable[[str], Path], tmp_path: Path, rig: DeviceFixture
+    tiny: Callable[[str], Path], tmp_path: Path, fixture: DeviceFixture
 ) -> None:
     config = EngineConfig(str(tiny("q3")), observer=Instrumentation(record=str(tmp_path)), **SETTINGS)
     engine = Engine(config)
@@ -150,7 +150,7 @@ def test_padded_rows_of_a_batch_by_hand_are_recorded_as_padding(
     capsule = load_capsule(tmp_path / "step-000001-decode.safetensors")
     assert (capsule.uids, capsule.q_lens, capsule.kv_lens, capsule.num_pages) == ((9,), (1, 1, 1), (4, 1, 1), 1)
     assert capsule.page_ids[:, 0].tolist() == [0, 1, 1], "padding lies on the dummy page"
-    assert replay(capsule, BackendUnderTest.of("attention:cpu", rig.facts), rig, repeats=0).passed
+    assert replay(capsule, BackendUnderTest.of("attention:cpu", fixture.facts), fixture, repeats=0).passed
 
 
 @pytest.mark.parametrize(

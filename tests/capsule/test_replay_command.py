@@ -29,18 +29,18 @@ def _no_settings_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def wrong(monkeypatch: pytest.MonkeyPatch, make_subject: Any) -> None:
+def wrong(monkeypatch: pytest.MonkeyPatch, make_under_test: Any) -> None:
     """``attention:wrong`` is what cannot see more than 20 keys."""
 
     def forgetful(backend: Any, out: torch.Tensor, batch: Any, layer: int) -> torch.Tensor:
         out[batch.view.kv_lens_device > 20] += 1.0
         return out
 
-    subject, of = make_subject(forgetful), BackendUnderTest.of
+    under_test, of = make_under_test(forgetful), BackendUnderTest.of
     monkeypatch.setattr(
         BackendUnderTest,
         "of",
-        lambda what, device, **more: subject if what == "attention:wrong" else of(what, device, **more),
+        lambda what, device, **more: under_test if what == "attention:wrong" else of(what, device, **more),
     )
 
 

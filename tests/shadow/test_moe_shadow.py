@@ -47,7 +47,7 @@ def answer(path: Path, **settings: Any) -> tuple[list[list[int]], Any]:
 
 @pytest.fixture(scope="module")
 def served(tiny: Callable[[str], Path]) -> list[list[int]]:
-    """What is answered when nobody looks."""
+    """The answers of an unobserved engine."""
     return answer(tiny("moe"))[0]
 
 

@@ -85,10 +85,10 @@ def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
         monkeypatch.setitem(sys.modules, module.__name__, module)
         choice = Choice("attention", "new", "", "new-dist", "1", "shadow_candidate:Candidate", page_size=page_size)
 
-        def beside(plan: Any, query: Any, entry: Any, name: str) -> tuple[Choice | None, tuple[str, ...]]:
+        def alternate(plan: Any, query: Any, entry: Any, name: str) -> tuple[Choice | None, tuple[str, ...]]:
             return (choice, ()) if entry.phase in phases else (None, ("it cannot",))
 
-        monkeypatch.setattr("minisgl_core.capsule.candidate.choice_beside", beside)
+        monkeypatch.setattr("minisgl_core.capsule.candidate.choice_beside", alternate)
 
     return use
 
@@ -220,7 +220,7 @@ def test_a_candidate_has_its_own_page_size(run: Any, candidate: Any) -> None:
 def test_an_unknown_or_unfit_candidate_stops_the_start(run: Any) -> None:
     with pytest.raises(BackendError, match="no plugin offers the attention backend 'no-such'"):
         run(shadow={"attention": "no-such"})
-    with pytest.raises(BackendError, match=r"the shadow attention backend 'fa' cannot run beside this plan: prefill: "):
+    with pytest.raises(BackendError, match=r"the shadow attention backend 'fa' cannot run with this plan: prefill: "):
         run(shadow={"attention": "fa"})
 
 

@@ -55,13 +55,13 @@ class AttentionLayer(RecordedLayer):
 
     TENSORS: ClassVar = ("q", "k", "v", "out", "k_pages", "v_pages")
 
-    def told(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"layer_id": self.layer_id, **asdict(self.facts)}
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> AttentionLayer:
-        facts = LayerFacts(**{name: told[name] for name in ("scale", "window", "softcap")})
-        return cls(layer_id=told["layer_id"], facts=facts, **tensors)
+    def of(cls, metadata: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> AttentionLayer:
+        facts = LayerFacts(**{name: metadata[name] for name in ("scale", "window", "softcap")})
+        return cls(layer_id=metadata["layer_id"], facts=facts, **tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

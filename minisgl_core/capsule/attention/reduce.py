@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..search import Fails, fewer, subset
 from .capsule import AttentionCapsule
-from .edits import with_kv_heads, with_rows, without_pages, without_queries, without_tail
+from .cuts import with_kv_heads, with_rows, without_pages, without_queries, without_tail
 
 __all__ = ["reduce_attention"]
 

@@ -26,7 +26,7 @@ __all__ = ["AttentionRun", "attention_need"]
 
 
 def attention_need(capsule: AttentionCapsule, device: DeviceFacts) -> Need:
-    """What the capsule asks of a backend's caps."""
+    """What the capsule requires of a backend's caps."""
     g = capsule.geometry
     layers = [layer.facts for layer in capsule.layers]
     features = {name for name in ("window", "softcap") if any(getattr(item, name) is not None for item in layers)}
@@ -62,16 +62,18 @@ class _Pool:
 class AttentionRun:
     """A :class:`~minisgl_core.capsule.run.Run`."""
 
-    def __init__(self, capsule: AttentionCapsule, subject: BackendUnderTest, box: Caps, rig: DeviceFixture) -> None:
-        self._capsule, self._rig = capsule, rig
-        self._page_size = kernel_page_size(box.page_sizes, capsule.geometry.page_size) or capsule.geometry.page_size
-        self._backend = subject.build(_setup_of(capsule, self._page_size, rig))
-        self._backend.bind_kv(repaged(_Pool(capsule, rig.device), self._page_size))
+    def __init__(
+        self, capsule: AttentionCapsule, under_test: BackendUnderTest, caps: Caps, fixture: DeviceFixture
+    ) -> None:
+        self._capsule, self._fixture = capsule, fixture
+        self._page_size = kernel_page_size(caps.page_sizes, capsule.geometry.page_size) or capsule.geometry.page_size
+        self._backend = under_test.build(_setup_of(capsule, self._page_size, fixture))
+        self._backend.bind_kv(repaged(_Pool(capsule, fixture.device), self._page_size))
         self._batch = self._new_batch()
-        self._inputs = [[x.to(rig.device) for x in (layer.q, layer.k, layer.v)] for layer in capsule.layers]
+        self._inputs = [[x.to(fixture.device) for x in (layer.q, layer.k, layer.v)] for layer in capsule.layers]
 
     def _new_batch(self) -> KitBatch:
-        c, device = self._capsule, self._rig.device
+        c, device = self._capsule, self._fixture.device
         cu_q = torch.tensor([0, *c.q_lens]).cumsum(0).to(device, torch.int32)
         kv_lens = torch.tensor(c.kv_lens, dtype=torch.int32, device=device)
         view = BatchView(
@@ -87,7 +89,7 @@ class AttentionRun:
         ids = (c.page_ids[:, :, None] * parts + torch.arange(parts)).flatten(1)[:, : -(-max(c.kv_lens) // size)]
         starts = torch.arange(ids.shape[1]) * size
         ids = ids.masked_fill(starts[None, :] >= torch.tensor(c.kv_lens)[:, None], c.num_pages * parts)
-        return ids.to(self._rig.device, torch.int32)
+        return ids.to(self._fixture.device, torch.int32)
 
     def _metadata(self) -> None:
         """The step's host and device metadata."""
@@ -105,18 +107,18 @@ class AttentionRun:
             yield self._backend.forward(*(x.clone() for x in given), place, self._batch).cpu()
 
     def times(self, timer: Timer) -> Times:
-        layer = timer(self._all_layers, self._rig) / len(self._inputs)
-        return Times(layer, timer(self._metadata, self._rig))
+        layer = timer(self._all_layers, self._fixture) / len(self._inputs)
+        return Times(layer, timer(self._metadata, self._fixture))
 
     def close(self) -> None:
-        self._rig.platform.synchronize()
+        self._fixture.platform.synchronize()
         self._backend.close()
 
 
-def _setup_of(capsule: AttentionCapsule, page_size: int, rig: DeviceFixture) -> AttentionSetup:
+def _setup_of(capsule: AttentionCapsule, page_size: int, fixture: DeviceFixture) -> AttentionSetup:
     g = capsule.geometry
     return AttentionSetup(
-        device=rig.device,
+        device=fixture.device,
         dtype=dtype_named(g.dtype),
         kv_dtype=dtype_named(g.kv_dtype),
         kv_layout=g.kv_layout,
@@ -129,5 +131,5 @@ def _setup_of(capsule: AttentionCapsule, page_size: int, rig: DeviceFixture) -> 
         max_tokens=max(g.max_tokens, sum(capsule.q_lens)),
         max_seq_len=g.max_seq_len,
         batches_in_flight=g.batches_in_flight,
-        platform=rig.platform,
+        platform=fixture.platform,
     )

@@ -64,12 +64,12 @@ class MoELayer(RecordedLayer):
 
     TENSORS: ClassVar = ("tokens", "x", "topk_ids", "topk_weights", "size", "out", "w13", "w2")
 
-    def told(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"layer_id": self.layer_id, "experts": self.experts}
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> MoELayer:
-        return cls(layer_id=told["layer_id"], experts=tuple(told["experts"]), **tensors)
+    def of(cls, metadata: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> MoELayer:
+        return cls(layer_id=metadata["layer_id"], experts=tuple(metadata["experts"]), **tensors)
 
     def original_ids(self) -> torch.Tensor:
         """(T, k) int32 in the model's numbering."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..search import Fails, fewer, subset
 from .capsule import MoECapsule
-from .edits import (
+from .cuts import (
     renumbered,
     used_experts,
     with_choices,

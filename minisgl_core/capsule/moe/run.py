@@ -37,12 +37,12 @@ class MoERun:
     over the layers has a backend of its own, as weights are prepared once.
     """
 
-    def __init__(self, capsule: MoECapsule, subject: BackendUnderTest, box: Caps, rig: DeviceFixture) -> None:
-        del box
-        self._capsule, self._subject, self._rig = capsule, subject, rig
+    def __init__(self, capsule: MoECapsule, under_test: BackendUnderTest, caps: Caps, fixture: DeviceFixture) -> None:
+        del caps
+        self._capsule, self._under_test, self._fixture = capsule, under_test, fixture
         g = capsule.geometry
         self._setup = MoESetup(
-            device=rig.device,
+            device=fixture.device,
             dtype=dtype_named(g.dtype),
             num_experts=g.num_experts,
             top_k=g.top_k,
@@ -50,24 +50,24 @@ class MoERun:
             intermediate_size=g.intermediate_size,
             num_layers=len(capsule.layers),
             max_tokens=max(g.max_tokens, sum(capsule.q_lens)),
-            platform=rig.platform,
+            platform=fixture.platform,
         )
 
     def _calls(self) -> Iterator[Callable[[], torch.Tensor]]:
         """Each layer's call."""
-        backend, device = self._subject.build(self._setup), self._rig.device
+        backend, device = self._under_test.build(self._setup), self._fixture.device
         for place, layer in enumerate(self._capsule.layers):
             prepared = backend.prepare_weights(place, *self._weights(layer))
             inputs = [x.to(device) for x in (layer.x, layer.original_ids(), layer.topk_weights)]
             yield partial(backend.forward, *inputs, prepared, place)
             del prepared
-        self._rig.platform.synchronize()
+        self._fixture.platform.synchronize()
         backend.close()
 
     def _weights(self, layer: MoELayer) -> Iterator[torch.Tensor]:
         """(E, 2I, N) and (E, N, I) on the device."""
         for used in (layer.w13, layer.w2):
-            whole = used.new_zeros(self._setup.num_experts, *used.shape[1:], device=self._rig.device)
+            whole = used.new_zeros(self._setup.num_experts, *used.shape[1:], device=self._fixture.device)
             whole[list(layer.experts)] = used.to(whole.device)
             yield whole
 
@@ -76,7 +76,7 @@ class MoERun:
             yield call().cpu()
 
     def times(self, timer: Timer) -> Times:
-        seconds = [timer(call, self._rig) for call in self._calls()]
+        seconds = [timer(call, self._fixture) for call in self._calls()]
         return Times(sum(seconds) / len(seconds))
 
     def close(self) -> None:

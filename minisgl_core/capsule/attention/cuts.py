@@ -1,7 +1,6 @@
-"""Smaller attention capsules out of larger ones.
+"""Cuts: smaller attention capsules made from larger ones.
 
-Every edit leaves a capsule that is right by itself: recorded results that it makes meaningless are replaced by the
-reference's.
+Every cut leaves a consistent capsule: recorded results that it makes meaningless are replaced by the reference's.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ def _moved(capsule: AttentionCapsule, token: int) -> AttentionCapsule:
 
 
 def _answer_anew(capsule: AttentionCapsule, row: int) -> AttentionCapsule:
-    """The row's recorded result belongs to other keys: put the reference's in its place."""
+    """The row's recorded result belongs to other keys, so the reference's replaces it."""
     start, end = _span(capsule, row)
     layers = []
     for layer in capsule.layers:

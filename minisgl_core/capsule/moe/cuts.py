@@ -1,7 +1,6 @@
-"""Smaller capsules of experts out of larger ones.
+"""Cuts: smaller capsules of experts made from larger ones.
 
-Every edit leaves a capsule that is right by itself: recorded results that it makes meaningless are replaced by the
-reference's. Shapes as in :mod:`.capsule`.
+Every cut leaves a consistent capsule: recorded results that it makes meaningless are replaced by the reference's. Shapes as in :mod:`.capsule`.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ def with_tokens(capsule: MoECapsule, tokens: Sequence[int]) -> MoECapsule:
 def with_choices(capsule: MoECapsule, choices: Sequence[int]) -> MoECapsule:
     """Only these of each token's k experts, by place."""
 
-    def edit(layer: MoELayer) -> MoELayer:
+    def cut(layer: MoELayer) -> MoELayer:
         ids, weights = layer.topk_ids[:, list(choices)], layer.topk_weights[:, list(choices)]
         return _used_only(replace(layer, topk_ids=ids, topk_weights=weights))
 
-    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, top_k=len(choices))), edit)
+    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, top_k=len(choices))), cut)
 
 
 def with_experts(capsule: MoECapsule, kept: Sequence[int]) -> MoECapsule:
@@ -59,11 +58,11 @@ def with_experts(capsule: MoECapsule, kept: Sequence[int]) -> MoECapsule:
     used = used_experts(capsule)
     wanted = {used[place] for place in kept}
 
-    def edit(layer: MoELayer) -> MoELayer:
+    def cut(layer: MoELayer) -> MoELayer:
         stays = torch.tensor([expert in wanted for expert in (*layer.experts, -1)])  # -1 finds the last
         return _used_only(replace(layer, topk_ids=layer.topk_ids.where(stays[layer.topk_ids.long()], -1)))
 
-    return _answered_anew(capsule, edit)
+    return _answered_anew(capsule, cut)
 
 
 def renumbered(capsule: MoECapsule) -> MoECapsule:
@@ -74,7 +73,7 @@ def renumbered(capsule: MoECapsule) -> MoECapsule:
 
 
 def with_num_experts(capsule: MoECapsule, count: int) -> MoECapsule:
-    """A model of so many experts, more than the largest number in use."""
+    """A model of ``count`` experts, more than the largest number in use."""
     return replace(capsule, geometry=replace(capsule.geometry, num_experts=count))
 
 
@@ -82,21 +81,21 @@ def with_width(capsule: MoECapsule, width: int) -> MoECapsule:
     """Only the first ``width`` of each expert's I inner values."""
     full = capsule.geometry.intermediate_size
 
-    def edit(layer: MoELayer) -> MoELayer:
+    def cut(layer: MoELayer) -> MoELayer:
         w13 = torch.cat((layer.w13[:, :width], layer.w13[:, full : full + width]), 1)
         return replace(layer, w13=w13, w2=layer.w2[:, :, :width])
 
-    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, intermediate_size=width)), edit)
+    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, intermediate_size=width)), cut)
 
 
 def with_hidden(capsule: MoECapsule, hidden: int) -> MoECapsule:
     """Only the first ``hidden`` of the N columns, of inputs and of results."""
 
-    def edit(layer: MoELayer) -> MoELayer:
+    def cut(layer: MoELayer) -> MoELayer:
         x, out = layer.x[:, :hidden], layer.out[:, :hidden]
         return replace(layer, x=x, out=out, w13=layer.w13[:, :, :hidden], w2=layer.w2[:, :hidden])
 
-    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, hidden_size=hidden)), edit)
+    return _answered_anew(replace(capsule, geometry=replace(capsule.geometry, hidden_size=hidden)), cut)
 
 
 def _take_tokens(layer: MoELayer, kept: torch.Tensor) -> MoELayer:
@@ -127,13 +126,13 @@ def _used_only(layer: MoELayer) -> MoELayer:
     )
 
 
-def _answered_anew(capsule: MoECapsule, edit: Callable[[MoELayer], MoELayer]) -> MoECapsule:
-    """Edit every layer; the recorded results belong to other weights: put the reference's in their place."""
-    edited = replace(capsule, layers=tuple(map(edit, capsule.layers)))
+def _answered_anew(capsule: MoECapsule, cut: Callable[[MoELayer], MoELayer]) -> MoECapsule:
+    """Cut every layer. The recorded results belong to other weights, so the reference's replace them."""
+    cut_down = replace(capsule, layers=tuple(map(cut, capsule.layers)))
     layers = []
-    for place, layer in enumerate(edited.layers):
+    for place, layer in enumerate(cut_down.layers):
         out = layer.out.clone()
-        want = edited.expected(place)
+        want = cut_down.expected(place)
         out[: len(want)] = want.to(out.dtype)
         layers.append(replace(layer, out=out))
-    return replace(edited, layers=tuple(layers))
+    return replace(cut_down, layers=tuple(layers))
