@@ -21,7 +21,7 @@ __all__ = ["SETTINGS", "argument_hint", "engine_config", "refuse_unknown_argumen
 
 _INSTRUMENTATION: Final = frozenset(field.name for field in fields(Instrumentation))
 SETTINGS: Final = _INSTRUMENTATION | (
-    {field.name for field in fields(EngineConfig)} - {"model_path", "tp_info", "dtype", "observer"}
+    {field.name for field in fields(EngineConfig)} - {"model_path", "tp_info", "dtype"}
 )
 """The names that an LLM's ``settings`` may have. It sets the other fields of EngineConfig itself."""
 
@@ -101,14 +101,18 @@ def engine_config(
         raise ConfigError(
             f"`tp_size` is {tp_size!r}", field="tp_size", value=tp_size, remedy="give an integer of at least 1"
         )
+    own = {name: settings[name] for name in settings.keys() - _INSTRUMENTATION}
     instrumentation = Instrumentation(**{name: settings[name] for name in settings.keys() & _INSTRUMENTATION})
-    return EngineConfig(
-        model_path=str(path),
-        dtype=_dtype(dtype),
-        backends=dict(backends or {}),
-        observer=instrumentation if instrumentation.active else None,
-        **{name: settings[name] for name in settings.keys() - _INSTRUMENTATION},
-    )
+    if instrumentation.active:
+        if own.get("observer") is not None:
+            raise ConfigError(
+                "`observer` is given, and so is `record` or `shadow`, which need an observer of their own",
+                field="observer",
+                value=own["observer"],
+                remedy="leave out one of them",
+            )
+        own["observer"] = instrumentation
+    return EngineConfig(model_path=str(path), dtype=_dtype(dtype), backends=dict(backends or {}), **own)
 
 
 def _refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
