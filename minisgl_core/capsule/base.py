@@ -1,4 +1,4 @@
-"""What the capsules (step recordings) of all roles have in common. Shapes: T tokens of the step, B rows, padded ones included."""
+"""What capsules (step recordings) of all roles share. Shapes: T tokens of the step, B rows, padded ones included."""
 
 from __future__ import annotations
 
@@ -81,6 +81,10 @@ class Capsule(ABC):
     @abstractmethod
     def expected(self, place: int) -> torch.Tensor:
         """float64 result of one layer, by place, for its real tokens, which come before padding."""
+
+    @abstractmethod
+    def slack(self, place: int, tolerance: float) -> torch.Tensor:
+        """Absolute errors that a stated ``tolerance`` (as in ``Caps``) explains, by element of :meth:`expected`."""
 
     @abstractmethod
     def locate(self, place: int, found: Difference) -> Place:

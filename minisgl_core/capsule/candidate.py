@@ -33,9 +33,10 @@ def build_candidate(engine: ObservedEngine, role: Role, name: str) -> AttentionC
     choices = _choices(engine, role, name)
     if role == "moe":
         (choice,) = choices.values()
-        return MoECandidate(build(choice, engine.backends.moe_setup()), choice.label)
+        return MoECandidate(build(choice, engine.backends.moe_setup()), choice.label, choice.tolerance)
     finite_tail = any(choice.finite_tail for choice in choices.values())
-    return AttentionCandidate(_by_phase(engine, choices), finite_tail)
+    tolerance = max(choice.tolerance for choice in choices.values())
+    return AttentionCandidate(_by_phase(engine, choices), finite_tail, tolerance)
 
 
 def _choices(engine: ObservedEngine, role: Role, name: str) -> Mapping[PlanEntry, Choice]:

@@ -11,7 +11,7 @@ __all__ = ["Difference", "Place", "row_of", "worst"]
 
 
 class Difference(NamedTuple):
-    """The worst element: its error is ``|got - want| / (scale + |want|)``, infinity for a NaN."""
+    """The worst element: its error is ``(|got - want| - slack) / (scale + |want|)``, infinity for a NaN."""
 
     error: float
     where: tuple[int, ...]
@@ -38,13 +38,16 @@ class Place(NamedTuple):
         return f"row {self.row}, new token {self.token}, {self.part}"
 
 
-def worst(got: torch.Tensor, want: torch.Tensor, scale: float | torch.Tensor = 1.0) -> Difference:
-    """Compare two tensors of one shape, not empty; ``scale`` may differ by token.
+def worst(
+    got: torch.Tensor, want: torch.Tensor, scale: float | torch.Tensor = 1.0, slack: float | torch.Tensor = 0.0
+) -> Difference:
+    """Compare two tensors of one shape, not empty. ``scale`` may differ by token, ``slack`` by element: absolute errors
+    that are accepted in addition.
 
     NaN where ``want`` has one too is no error.
     """
     wide, right = got.to(torch.float64), want.to(torch.float64)
-    error = (wide - right).abs() / (scale + right.abs())
+    error = ((wide - right).abs() - slack).clamp(min=0.0) / (scale + right.abs())
     error = torch.where(wide == right, 0.0, error)  # inf - inf
     error = torch.where(wide.isnan() & right.isnan(), 0.0, error.nan_to_num(nan=torch.inf))
     where = tuple(int(index) for index in torch.unravel_index(error.argmax(), error.shape))

@@ -75,7 +75,9 @@ class StepObserver:
         maker = self._make_maker(role, f"shadow.{role}")
         candidate = build_candidate(self._engine, role, settings.shadow[role])
         logger.info("shadow %s %s, on every %s. eager step", role, candidate.label, settings.shadow_every)
-        return Shadow(candidate, settings.shadow_every, self._folder, ROLES[role].capsule, maker, self._origin)
+        stated = max(choice.tolerance for choice in self._engine.plan.choices(role))
+        kind = ROLES[role].capsule
+        return Shadow(candidate, settings.shadow_every, self._folder, kind, maker, self._origin, stated)
 
     def _make_maker(self, role: Role, field: str) -> CapsuleMaker:
         backends, page_size, model = self._engine.backends, self._engine.plan.page_size, self._engine.model

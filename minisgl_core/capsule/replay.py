@@ -35,7 +35,7 @@ __all__ = ["LayerResult", "ReplayReport", "check_capsule", "replay"]
 @dataclass(frozen=True, slots=True)
 class LayerResult:
     """Worst errors of one layer, ``|got - want| / (scale + |want|)``: attention's scale is 1, that of experts the size
-    of the token's result.
+    of the token's result. What the backend's own stated tolerance explains does not count in ``error``.
     """
 
     layer: int
@@ -111,7 +111,7 @@ def replay(
     caps = _caps_of(capsule, under_test, fixture)
     with fixture.active():
         run = ROLES[capsule.ROLE].run(capsule, under_test, caps, fixture)
-        report = _judged(capsule, under_test, fixture, run)
+        report = _judged(capsule, under_test, fixture, run, caps.tolerance)
         if repeats and not report.raised:
             times = run.times(timer or partial(median_seconds, repeats=repeats))
             metadata_us = None if times.metadata is None else times.metadata * 1e6
@@ -152,7 +152,9 @@ def _caps_of(capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixt
     return caps
 
 
-def _judged(capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixture, run: Run) -> ReplayReport:
+def _judged(
+    capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixture, run: Run, stated: float
+) -> ReplayReport:
     raised, results = "", []
     try:
         for out in run.results():
@@ -165,7 +167,7 @@ def _judged(capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixtu
         if out.shape != want:
             raised = f"nothing, but returned shape {tuple(out.shape)} instead of {tuple(want)}"
             break
-        layers.append(_compare(capsule, place, out))
+        layers.append(_compare(capsule, place, out, stated))
     return ReplayReport(
         capsule=capsule.summary(),
         role=capsule.ROLE,
@@ -179,10 +181,11 @@ def _judged(capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixtu
     )
 
 
-def _compare(capsule: Capsule, place: int, out: torch.Tensor) -> LayerResult:
+def _compare(capsule: Capsule, place: int, out: torch.Tensor, stated: float) -> LayerResult:
     layer, want = capsule.layers[place], capsule.expected(place)
     real, scale = len(want), capsule.scale(place, want)
-    recorded, found = layer.out[:real], worst(out[:real], want, scale)
+    slack = capsule.slack(place, stated) if stated else 0.0
+    recorded, found = layer.out[:real], worst(out[:real], want, scale, slack)
     lost = bool(recorded.isnan().all())
     return LayerResult(
         layer.layer_id,

@@ -18,7 +18,7 @@ import torch
 from minisgl_core.errors import MinisglError
 from minisgl_core.plugin_api import KVPool, Phase
 
-from .difference import worst
+from .difference import Difference, worst
 
 if TYPE_CHECKING:
     from .base import Capsule
@@ -50,7 +50,9 @@ class Divergence:
     experts: tuple[int, ...]
     """That the token was sent to, in the model's numbering; role moe's"""
     error: float
-    """``|candidate - serving| / (scale + |serving|)``, the scale as in a replay; infinity for a NaN"""
+    """``(|candidate - serving| - slack) / (scale + |serving|)``, infinity for a NaN. The scale is as in a replay, the
+    slack is what the stated tolerances of the two explain.
+    """
     tolerance: float
     candidate_error: float
     """Worst error of this layer against the float64 reference"""
@@ -101,6 +103,11 @@ class Candidate(Protocol):
         """Does it need the unused tail of a KV page finite?"""
         ...
 
+    @property
+    def tolerance(self) -> float:
+        """What it states that it may lose, as in ``Caps``."""
+        ...
+
     def bind(self, pool: KVPool) -> None:
         """The engine's KV pool exists now."""
         ...
@@ -129,7 +136,8 @@ class Candidate(Protocol):
 class Shadow:
     """A :class:`~minisgl_core.capsule.role_observer.StepListener` that runs and judges a candidate.
 
-    ``folder``: where the capsule of a divergence goes.
+    ``folder``: where the capsule of a divergence goes. ``serving_tolerance``: what the backends that serve state that
+    they may lose; it is added to the candidate's.
     """
 
     def __init__(
@@ -140,7 +148,9 @@ class Shadow:
         kind: type[Capsule],
         maker: CapsuleMaker,
         origin: Mapping[str, Any],
+        serving_tolerance: float = 0.0,
     ) -> None:
+        self._stated = candidate.tolerance + serving_tolerance
         self._candidate, self._every, self._folder, self._origin = candidate, every, folder, origin
         self._kind, self._maker = kind, maker
         self._steps = self._layers = 0
@@ -221,17 +231,28 @@ class Shadow:
     def _judge(self, step: ObservedStep, call: LayerCall, out: torch.Tensor, got: torch.Tensor) -> None:
         real = call.real_tokens
         allowed = self._kind.tolerance(out.dtype)
-        found = worst(got[:real], out[:real], self._kind.usual_size(out[:real], out.dtype))
+        scale = self._kind.usual_size(out[:real], out.dtype)
+        found, capsule = worst(got[:real], out[:real], scale), None
+        if found.error > allowed:
+            capsule = self._capsule_of(step, call, out)
+            if self._stated:
+                slack = capsule.slack(0, self._stated).to(out.device)
+                found = worst(got[:real], out[:real], scale, slack)
         self._layers += 1
-        if found.error <= allowed:
+        if capsule is None or found.error <= allowed:
             self._worst = max(self._worst, found.error)
-            return
-        layer = self._maker.layer(call, out)
-        capsule = self._maker.capsule(
-            step, (layer,), {"backend": call.backend, **self._origin, "shadow": self._candidate.label}
-        )
+        else:
+            self._report(step, call, got, found, capsule)
+
+    def _capsule_of(self, step: ObservedStep, call: LayerCall, out: torch.Tensor) -> Capsule:
+        origin = {"backend": call.backend, **self._origin, "shadow": self._candidate.label}
+        return self._maker.capsule(step, (self._maker.layer(call, out),), origin)
+
+    def _report(
+        self, step: ObservedStep, call: LayerCall, got: torch.Tensor, found: Difference, capsule: Capsule
+    ) -> None:
         place = capsule.locate(0, found)
-        mine, theirs = capsule.errors(0, (got.cpu(), layer.out))
+        mine, theirs = capsule.errors(0, (got.cpu(), capsule.layers[0].out))
         divergence = Divergence(
             step=step.number,
             phase=step.phase,
@@ -239,7 +260,7 @@ class Shadow:
             uid=step.uids[place.row],
             **place._asdict(),
             error=found.error,
-            tolerance=allowed,
+            tolerance=self._kind.tolerance(got.dtype),
             candidate_error=mine,
             serving_error=theirs,
             capsule="",

@@ -29,7 +29,9 @@ def shrink(
 ) -> C:
     """The smallest capsule found that fails as this one does: by a wrong result, or by the same exception.
 
-    ``tried`` is called with every attempt and whether it still failed. Raises :class:`UsageError` if this one does not fail.
+    ``tried`` is called with every attempt and whether it still failed.
+
+    Raises :class:`UsageError` if this one does not fail.
     """
     capsule = capsule.before_cuts()
     kind = _kind(replay(capsule, under_test, fixture, repeats=0))

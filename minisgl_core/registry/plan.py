@@ -44,6 +44,8 @@ class Choice:
     """Page size of its kernels, a divisor of the pool's; None where pages do not matter to it."""
     host_plan: bool = False
     finite_tail: bool = False
+    tolerance: float = 0.0
+    """What the backend states that it may lose, as in ``Caps``."""
     graph: GraphLevel = "never"
 
     @property

@@ -167,6 +167,7 @@ def choice_of(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice
         page_size=kernel_page_size(box.page_sizes, pool_page_size),
         host_plan=box.host_plan,
         finite_tail=box.finite_tail,
+        tolerance=box.tolerance,
         graph=box.graph,
     )
 

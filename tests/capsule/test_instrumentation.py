@@ -64,7 +64,7 @@ def test_an_llm_observes_only_where_something_is_requested() -> None:
 def test_an_observer_of_the_callers_own_excludes_the_settings_of_another() -> None:
     mine = Instrumentation(record="mine")
     assert engine_config("model", None, 1, None, {"observer": mine}).observer is mine
-    with pytest.raises(ConfigError, match="`observer` is given, and so is `record` or `shadow`, .*; leave out one"):
+    with pytest.raises(ConfigError, match=r"`observer` is given, and so is `record` or `shadow`, .*; leave out one"):
         engine_config("model", None, 1, None, {"observer": mine, "shadow": {"moe": "torch"}})
 
 

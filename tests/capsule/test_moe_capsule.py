@@ -125,6 +125,27 @@ def test_a_layer_may_have_the_last_token_of_each_row_only(
     assert report.failure().startswith("layer 11: row 2, new token 3, column")
 
 
+def test_a_lossy_executor_is_judged_by_the_tolerance_that_it_states(
+    make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture
+) -> None:
+    """What the second product alone loses: 4 % of its terms' sizes, by hand for each token and choice."""
+    capsule: MoECapsule = make_moe_capsule()
+
+    def lossy(out: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, weights: Any) -> torch.Tensor:
+        w13, w2 = (tensor.double() for tensor in weights)
+        for token, row in enumerate(ids.tolist()):
+            for expert in (expert for expert in row if expert >= 0):
+                gate, up = (w13[expert] @ x[token].double()).chunk(2)
+                size = (torch.nn.functional.silu(gate) * up).abs()
+                out[token] += 0.04 * 0.1 * (w2[expert].abs() @ size).to(out.dtype)  # 0.1: the least routing weight
+        return out
+
+    assert replay(capsule, make_moe_under_test(lossy, tolerance=0.05), fixture, repeats=0).passed
+    assert not replay(capsule, make_moe_under_test(lossy), fixture, repeats=0).passed
+    wrong = make_moe_under_test(lambda out, *_: out * 3, tolerance=0.05)
+    assert not replay(capsule, wrong, fixture, repeats=0).passed
+
+
 def test_padding_is_run_but_not_judged(make_moe_capsule: Any, make_moe_under_test: Any, fixture: DeviceFixture) -> None:
     def spoil_the_last(out: torch.Tensor, *_: Any) -> torch.Tensor:
         assert len(out) == 10

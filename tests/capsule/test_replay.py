@@ -60,6 +60,16 @@ def test_a_capsule_outside_the_caps_is_refused_with_the_reasons(
         replay(make_capsule(), under_test, fixture, repeats=0)
 
 
+def test_a_lossy_backend_is_judged_by_the_tolerance_that_it_states(
+    make_capsule: Any, make_under_test: Any, fixture: DeviceFixture
+) -> None:
+    """One key: the result is its value, so the sizes of the terms of P V are those of the result."""
+    capsule = make_capsule("prefill", ((1, 1),))
+    for factor, stated, right in ((1.04, 0.05, True), (1.04, 0.0, False), (1.06, 0.05, False), (0.94, 0.05, False)):
+        tested = make_under_test(lambda _, out, *__, factor=factor: out * factor, tolerance=stated)
+        assert replay(capsule, tested, fixture, repeats=0).passed == right, (factor, stated)
+
+
 def wrong_in_one_place(backend: Any, out: torch.Tensor, batch: Any, layer: int) -> torch.Tensor:
     out[1, 3, 2] += 0.5 if layer == 1 else 0.0
     return out

@@ -91,17 +91,22 @@ def test_the_facts_of_the_box_that_fits_are_in_the_choice(world: Any, resolve: A
         "head_dims": ANY,
         "kv_layouts": ("NHD",),
     }
-    planned = Caps(**base, dtypes=("bfloat16",), phases=("prefill", "decode"), host_plan=True, finite_tail=True)
+    flags: dict[str, Any] = {"host_plan": True, "finite_tail": True, "tolerance": 0.01}
+    planned = Caps(**base, dtypes=("bfloat16",), phases=("prefill", "decode"), **flags)
     planless = Caps(**base, dtypes=("float16",), phases=("prefill", "decode"))
     world.plugin(
         "p",
         BackendSpec("attention", "a", "x.y:Z", caps=(planned, planless), options="x.y:Options"),
         BackendSpec("kv", "k", "x.y:K", caps=(Caps(**base, dtypes=ANY),)),
     )
-    first = resolve(options={"attention:a": {"depth": 3}}).choice("attention", phase="decode")
+    first = resolve(backends={"attention": "a"}, options={"attention:a": {"depth": 3}}).choice(
+        "attention", phase="decode"
+    )
+    assert first.tolerance == 0.01
     assert (first.host_plan, first.finite_tail, dict(first.options)) == (True, True, {"depth": 3})
     second = resolve(dtype="float16").choice("attention", phase="decode")
-    assert (second.host_plan, second.finite_tail, second.options_model) == (False, False, "x.y:Options")
+    assert (second.host_plan, second.finite_tail, second.tolerance) == (False, False, 0.0)
+    assert second.options_model == "x.y:Options"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]],
     """``candidate(spoil)``: the shadow is ``moe:torch``, its results go through ``spoil(out, layer, ids, weights)``."""
     from minisgl_cpu_sim.pure.moe import TorchMoE
 
-    def use(spoil: Callable[..., Any]) -> type:
+    def use(spoil: Callable[..., Any], **facts: Any) -> type:
         class Candidate(TorchMoE):
             def forward(self, x: Any, topk_ids: Any, topk_weights: Any, weights: Any, layer_id: int) -> Any:
                 out = super().forward(x, topk_ids, topk_weights, weights, layer_id)
@@ -71,7 +71,7 @@ def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]],
         module = ModuleType("moe_shadow_candidate")
         module.Candidate = Candidate  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        choice = Choice("moe", "new", "", "new-dist", "1", "moe_shadow_candidate:Candidate")
+        choice = Choice("moe", "new", "", "new-dist", "1", "moe_shadow_candidate:Candidate", **facts)
         monkeypatch.setattr("minisgl_core.capsule.candidate.choice_beside", lambda *_: (choice, ()))
         return Candidate
 
@@ -134,6 +134,16 @@ def test_whatever_the_candidate_does_the_answers_stay(
     candidate(spoil)
     tokens, report = answer(tiny("moe"), shadow={"moe": "new"})
     assert tokens == served and why in report.disabled
+
+
+def test_a_lossy_candidate_is_compared_with_the_tolerance_that_it_states(
+    tiny: Callable[[str], Path], candidate: Any
+) -> None:
+    """Each product may lose 5 % of the sum of its terms' sizes, which is at least the size of the result."""
+    for factor, stated, right in ((1.03, 0.05, True), (1.03, 0.0, False), (3.0, 0.05, False)):
+        candidate(lambda out, *_, factor=factor: out * factor, tolerance=stated)
+        _, report = answer(tiny("moe"), shadow={"moe": "new"})
+        assert (report.divergence is None) == right, (factor, stated, report.disabled)
 
 
 def test_a_candidate_that_cannot_prepare_is_disabled(tiny: Callable[[str], Path], served: Any, candidate: Any) -> None:

@@ -79,11 +79,11 @@ def test_steps_in_graphs_are_not_compared(run: Any) -> None:
 def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
     """``candidate(Class)``: the shadow is of this class, in the chosen phases."""
 
-    def use(cls: type, phases: tuple[str, ...] = ("prefill", "decode"), page_size: int | None = None) -> None:
+    def use(cls: type, phases: tuple[str, ...] = ("prefill", "decode"), **facts: Any) -> None:
         module = ModuleType("shadow_candidate")
         module.Candidate = cls  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        choice = Choice("attention", "new", "", "new-dist", "1", "shadow_candidate:Candidate", page_size=page_size)
+        choice = Choice("attention", "new", "", "new-dist", "1", "shadow_candidate:Candidate", **facts)
 
         def alternate(plan: Any, query: Any, entry: Any, name: str) -> tuple[Choice | None, tuple[str, ...]]:
             return (choice, ()) if entry.phase in phases else (None, ("it cannot",))
@@ -238,6 +238,18 @@ def test_wrong_settings_are_named(shadow: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Instrumentation(shadow=shadow)
     assert message in str(caught.value)
+
+
+def test_a_lossy_candidate_is_compared_with_the_tolerance_that_it_states(run: Any, candidate: Any) -> None:
+    """Of |P V| at most 5 %: a result that is 3 % too large is within it, one that is 10 % too large is not."""
+    near, far = (spoiled(lambda _, out, *__, factor=factor: out * factor) for factor in (1.03, 1.1))
+    candidate(near, tolerance=0.05)
+    _, report = run(shadow={"attention": "new"})
+    assert report.divergence is None and (report.steps, report.layers) == (5, 10)
+    candidate(far, tolerance=0.05)
+    assert run(shadow={"attention": "new"})[1].divergence is not None
+    candidate(near)
+    assert run(shadow={"attention": "new"})[1].divergence is not None, "no tolerance is stated"
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ class AttentionCandidate:
     back.
     """
 
-    def __init__(self, backends: Mapping[Phase, PhaseBackend], needs_finite_tail: bool) -> None:
-        self._backends, self.needs_finite_tail = dict(backends), needs_finite_tail
+    def __init__(self, backends: Mapping[Phase, PhaseBackend], needs_finite_tail: bool, tolerance: float) -> None:
+        self._backends, self.needs_finite_tail, self.tolerance = dict(backends), needs_finite_tail, tolerance
         self._pool: KVPool | None = None
         self._batch: KitBatch | None = None
         self.label = ", ".join(dict.fromkeys(item.label for item in self._backends.values()))

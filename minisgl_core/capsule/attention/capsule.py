@@ -7,7 +7,7 @@ index N), S page_size, H query heads, K kv heads, D head_dim. Heads are one rank
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -106,6 +106,12 @@ class AttentionCapsule(Capsule):
     def expected(self, place: int) -> torch.Tensor:
         layer = self.layers[place]
         return torch.cat([self.expected_row(layer, row) for row in range(len(self.uids))])
+
+    def slack(self, place: int, tolerance: float) -> torch.Tensor:
+        """The tolerance of one product, that of the attention weights with the values."""
+        layer = self.layers[place]
+        sizes = replace(layer, v_pages=layer.v_pages.abs())
+        return tolerance * torch.cat([self.expected_row(sizes, row) for row in range(len(self.uids))])
 
     def locate(self, place: int, found: Difference) -> Place:
         token, head, _ = found.where

@@ -20,8 +20,8 @@ class MoECandidate:
 
     needs_finite_tail = False
 
-    def __init__(self, executor: MoEExecutor, label: str) -> None:
-        self._executor, self.label = executor, label
+    def __init__(self, executor: MoEExecutor, label: str, tolerance: float) -> None:
+        self._executor, self.label, self.tolerance = executor, label, tolerance
         self._prepared: dict[int, Any] = {}
 
     def bind(self, pool: KVPool) -> None:

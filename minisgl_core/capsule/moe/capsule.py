@@ -104,6 +104,11 @@ class MoECapsule(Capsule):
         ids, weights = layer.topk_ids[:real], layer.topk_weights[:real]
         return reference.experts(layer.x[:real], ids, weights, layer.w13, layer.w2)
 
+    def slack(self, place: int, tolerance: float) -> torch.Tensor:
+        layer, real = self.layers[place], self.real_tokens_of(place)
+        ids, weights = layer.topk_ids[:real], layer.topk_weights[:real]
+        return reference.experts_slack(layer.x[:real], ids, weights, layer.w13, layer.w2, tolerance)
+
     def locate(self, place: int, found: Difference) -> Place:
         layer, (token, column) = self.layers[place], found.where
         experts = tuple(expert for expert in layer.original_ids()[token].tolist() if expert >= 0)

@@ -1,6 +1,7 @@
 """Cuts: smaller capsules of experts made from larger ones.
 
-Every cut leaves a consistent capsule: recorded results that it makes meaningless are replaced by the reference's. Shapes as in :mod:`.capsule`.
+Every cut leaves a consistent capsule: recorded results that it makes meaningless are replaced by the reference's.
+Shapes as in :mod:`.capsule`.
 """
 
 from __future__ import annotations
