@@ -1,4 +1,4 @@
-"""What could never fit is told before it is allocated, and the setting that is to blame is named."""
+"""What could never fit is refused before it is allocated, and the setting at fault is named."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_gpu_counts_what_is_free_and_advice_is_given_where_it_helps() -> None:
         ({}, {"rope": replace(geometry("tiny").rope, rotary_dim=10**8)}, "head_dim"),
     ],
 )
-def test_tables_blame_the_setting_that_is_too_much(given: dict[str, Any], model: dict[str, Any], culprit: str) -> None:
+def test_tables_name_the_setting_that_is_too_large(given: dict[str, Any], model: dict[str, Any], culprit: str) -> None:
     config, ctx = EngineConfig("model", **given), context(64 * GB, **model)
     ctx.max_seq_len = config.max_seq_len_override or ctx.max_seq_len
     page_size = 1 if config.page_size == "auto" else config.page_size
@@ -149,7 +149,7 @@ def test_tables_blame_the_setting_that_is_too_much(given: dict[str, Any], model:
         assert caught.value.remedy == "give a smaller `max_seq_len_override`"
 
 
-def test_tables_that_fit_pass_and_a_long_context_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_tables_that_fit_pass_and_a_long_context_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     check_tables(EngineConfig("model"), context(GB), 16)
     assert not caplog.records
     ctx = context(GB)
@@ -169,7 +169,7 @@ def test_places_and_slots_beyond_int32_are_refused_however_large_the_memory() ->
         check_pool(2**27, ctx, 16, 2, torch.float32)
 
 
-def test_the_pool_blames_pages_or_their_size() -> None:
+def test_the_pool_names_pages_or_their_size() -> None:
     check_pool(1000, context(GB), 16, 2, torch.float32)
     for pages, page_size, culprit in ((10**9, 16, "num_page_override"), (64, 10**9, "page_size")):
         with pytest.raises(EngineError, match=rf"`{culprit}` 1000000000 needs .* GB for the KV pool"):

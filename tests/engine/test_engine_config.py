@@ -1,4 +1,4 @@
-"""Settings that nobody can have meant are refused where they are given."""
+"""Settings that make no sense are refused where they are given."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ROWS, WAVE, WAVES = 4, 20, 12
 
 
 def params_of(uid: int) -> SamplingParams:
-    """Each asks for something of its own."""
+    """Each with sampling parameters of its own."""
     kinds: list[Callable[[], SamplingParams]] = [
         lambda: SamplingParams(max_tokens=3, stop_token_ids=[uid % 500], ignore_eos=True),
         lambda: SamplingParams(max_tokens=2, temperature=1.0, seed=uid, top_k=1 + uid % 9),

@@ -1,4 +1,4 @@
-"""Products that take in the norm before and the activation behind: where the plan allows it, and to the same tokens."""
+"""Products that fuse the norm before and the activation after them: where the plan allows it, with the same tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plan_for(path: Path, linear: str, ops: str = "cpu", **settings: Any) -> Plan
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bool, bool]]:
-    """How often products took in (a norm, an activation); none may have more rows than the backend asked for."""
+    """How often products fused (a norm, an activation); none may have more rows than the backend allows."""
     seen: Counter[tuple[bool, bool]] = Counter()
     inner = FusedTorchLinear.forward_fused
 

@@ -88,7 +88,7 @@ def test_the_longest_pass_has_both_extremes(tokens: int, rows: int, longest: int
         ([100, 60], 1, 1, 1, 40),
         # a runner that reported nothing: 6 graphs took 60
         ([100, 40], 3, 6, 12, 120),
-        # somebody else gave memory back in between
+        # another program freed memory in between
         ([100, 110, 110, 120, 130, 130, 130], 3, 6, 12, 0),
     ],
 )
@@ -146,7 +146,7 @@ def test_no_room_names_the_numbers_and_what_to_lower(model: str) -> None:
     assert "graph" not in str(caught.value) and "come first" not in str(caught.value)
 
 
-def test_a_shortage_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shortage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     MemoryUse(Reserve(passes=2 * 10**9), pool=1, graphs=0, free=3 * 10**9).warn_if_short()
     assert not caplog.records
     MemoryUse(Reserve(passes=2 * 10**9), pool=1, graphs=0, free=10**9).warn_if_short()
@@ -207,7 +207,7 @@ def test_a_device_too_small_for_a_pass_says_so(model: str, monkeypatch: pytest.M
         assert meter.used == 0 and meter.events == ["platform"]
 
 
-def test_a_given_pool_is_not_rehearsed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_pool_is_not_profiled(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated_gpu(monkeypatch, total=TOTAL) as meter:
         engine = Engine(config_of(model, num_page_override=5, cuda_graph_max_bs=1))
         assert engine.num_pages == 5 and engine.memory.reserve == Reserve() and meter.graphs == 1
@@ -233,7 +233,7 @@ def test_graphs_go_before_backends(model: str, monkeypatch: pytest.MonkeyPatch) 
         for cls in (AttentionDispatcher, PagedKVPool, TorchDistCommunicator):
             _announce(monkeypatch, cls, meter)
         engine = Engine(config_of(model))
-        meter.events.clear()  # of the rehearsal
+        meter.events.clear()  # of memory profiling
         engine.shutdown()
         assert meter.events == ["graph"] * 3 + [
             "PagedKVPool",
@@ -314,5 +314,5 @@ def test_what_cannot_be_closed_does_not_keep_the_rest(model: str, monkeypatch: p
     ("sizes", "chosen"),
     [((1,), (1,)), ((1, 2, 4), (1, 2, 4)), (tuple(range(1, 10)), (1, 3, 5, 7, 9)), ((), ())],
 )
-def test_rehearsed_sizes_are_spread(sizes: tuple[int, ...], chosen: tuple[int, ...]) -> None:
+def test_profiled_sizes_are_spread(sizes: tuple[int, ...], chosen: tuple[int, ...]) -> None:
     assert spread(sizes, 5) == chosen

@@ -1,4 +1,4 @@
-"""Slots taken back from one running request and given to another, under checked replays of a real engine's graphs."""
+"""Token slots taken back from one running request and given to another, with replays of a real engine checked."""
 
 from __future__ import annotations
 

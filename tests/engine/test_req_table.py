@@ -41,7 +41,7 @@ def test_a_batch_advances_as_its_reqs_would_alone() -> None:
             req.append_token(token)
     assert facts(together) == facts(alone)
     assert table.max_device_len[rows].tolist() == [req.max_device_len for req in alone]
-    assert table.num_tokens[1] == 0, "the row of nobody"
+    assert table.num_tokens[1] == 0, "a row without a request"
 
 
 def test_batches_with_and_without_a_table_say_the_same() -> None:

@@ -89,8 +89,8 @@ def test_one_backend_in_two_routes_prepares_a_weight_once():
     assert prepared.weights[0] is prepared.weights[2]
 
 
-class Told:
-    """An attention backend that remembers what it was told."""
+class Notified:
+    """An attention backend that remembers its calls."""
 
     def __init__(self) -> None:
         self.sizes: list[tuple[int, ...]] = []
@@ -99,8 +99,8 @@ class Told:
         self.sizes.append(bs_list)
 
 
-def test_each_attention_backend_hears_of_the_graph_sizes_that_it_will_serve():
-    low, high, never = Told(), Told(), Told()
+def test_each_attention_backend_gets_the_graph_sizes_that_it_will_serve():
+    low, high, never = Notified(), Notified(), Notified()
     routes = [Route(low, 16, False, 4), Route(high, 16, True, 8), Route(low, 16, False, 16), Route(never, 16, False)]
     dispatcher = AttentionDispatcher({"prefill": [Route(low, 16, False)], "decode": routes}, 64)
     dispatcher.init_capture_graph(64, (1, 2, 4, 8, 16))
