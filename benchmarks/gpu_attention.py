@@ -62,13 +62,13 @@ class _Bench(AttentionBench):
     """Numbers from the device itself: there are many, and nobody checks them."""
 
     def randn(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.bfloat16, device=self.rig.device)
+        return torch.randn(shape, dtype=torch.bfloat16, device=self.fixture.device)
 
 
-def _bench(rig: DeviceFixture, rows: int, longest: int, page: int) -> AttentionBench:
+def _bench(fixture: DeviceFixture, rows: int, longest: int, page: int) -> AttentionBench:
     facts = (LayerFacts(DIM**-0.5),) * LAYERS
     geometry = Geometry("bfloat16", "bfloat16", page, KV_HEADS, KV_HEADS * RATIO, DIM, facts, finite_tail=True)
-    return _Bench(rig, geometry, rows, longest, 0)
+    return _Bench(fixture, geometry, rows, longest, 0)
 
 
 def _backend(name: str, bench: AttentionBench, tokens: int) -> Any:
@@ -78,28 +78,28 @@ def _backend(name: str, bench: AttentionBench, tokens: int) -> Any:
     return backend
 
 
-def _host_us(work: Callable[[], object], rig: DeviceFixture, times: int = 30) -> float:
+def _host_us(work: Callable[[], object], fixture: DeviceFixture, times: int = 30) -> float:
     took = []
     for _ in range(times):
-        rig.platform.synchronize()
+        fixture.platform.synchronize()
         begin = time.perf_counter()
         work()
         took.append((time.perf_counter() - begin) * 1e6)
     return statistics.median(took)
 
 
-def decode(rig: DeviceFixture, name: str, rows: int, length: int, longest: int, page: int) -> dict[str, Any]:
+def decode(fixture: DeviceFixture, name: str, rows: int, length: int, longest: int, page: int) -> dict[str, Any]:
     """One captured step of ``rows`` rows of ``length`` tokens in a graph that may meet ``longest``."""
-    bench = _bench(rig, rows, longest, page)
+    bench = _bench(fixture, rows, longest, page)
     bench.fill([length] * rows)
     bench.lengths[:rows] = length - 1
     backend = _backend(name, bench, rows)
     backend.init_capture_graph(longest, (rows,))
-    live = torch.arange(rows, device=rig.device)
+    live = torch.arange(rows, device=fixture.device)
     batch = bench.captured(live)
     backend.prepare_for_capture(batch)
     eager = bench.eager("decode", [(1, length)] * rows)
-    plan_us = _host_us(lambda: backend.prepare_for_replay(eager), rig)
+    plan_us = _host_us(lambda: backend.prepare_for_replay(eager), fixture)
     wide = bench.wide(rows)
     wide.normal_()
     inputs = bench.views(wide)
@@ -116,13 +116,13 @@ def decode(rig: DeviceFixture, name: str, rows: int, length: int, longest: int, 
             "us": round(took, 2), "tb_s": round(rate, 2), "plan_us": round(plan_us, 1)}  # fmt: skip
 
 
-def prefill(rig: DeviceFixture, name: str, rows: int, new: int, total: int, page: int) -> dict[str, Any]:
+def prefill(fixture: DeviceFixture, name: str, rows: int, new: int, total: int, page: int) -> dict[str, Any]:
     """One layer of ``rows`` rows of ``new`` tokens after ``total - new`` cached ones."""
-    bench = _bench(rig, rows, total, page)
+    bench = _bench(fixture, rows, total, page)
     bench.fill([total] * rows)
     backend = _backend(name, bench, rows * new)
     batch = bench.eager("prefill", [(new, total)] * rows)
-    plan_us = _host_us(lambda: backend.prepare_metadata(batch), rig, 10)
+    plan_us = _host_us(lambda: backend.prepare_metadata(batch), fixture, 10)
     backend.update_metadata(batch)
     wide = bench.wide(rows * new)
     wide.normal_()
@@ -140,17 +140,17 @@ def main() -> None:
     parser.add_argument("--out", type=output, default="attention.json")
     options = parser.parse_args()
     need_gpu()
-    rig, found = DeviceFixture("auto"), []
-    with rig.active():
+    fixture, found = DeviceFixture("auto"), []
+    with fixture.active():
         for rows, longest in ((1, 2048), (1, 16384), (8, 4096), (64, 2048), (256, 2048)):
             for page in (1, 16, 256):
                 for name in BACKENDS:
-                    found.append(decode(rig, name, rows, 1024, longest, page))
+                    found.append(decode(fixture, name, rows, 1024, longest, page))
                     print(found[-1])
         for rows, new, total in ((16, 1024, 1024), (1, 8192, 8192), (4, 512, 4096)):
             for page in (1, 16, 256):
                 for name in ("fa", "flashinfer"):
-                    found.append(prefill(rig, name, rows, new, total, page))
+                    found.append(prefill(fixture, name, rows, new, total, page))
                     print(found[-1])
     keep({**about(options), "rows": found}, options.out, indent=None)
 

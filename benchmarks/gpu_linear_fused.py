@@ -85,14 +85,14 @@ class Buffers:
     def __init__(self, work: Work) -> None:
         n, k, rows = work.n, work.k, work.rows
         self.weight = randn(n, k) / k**0.5
-        self.x, self.residual, self.gain = randn(rows, k), randn(rows, k), randn(k)
+        self.x, self.residual, self.norm_weight = randn(rows, k), randn(rows, k), randn(k)
         self.total = torch.empty_like(self.x)
         self.out = randn(rows, n // 2 if work.form[1] else n)
 
     def fused(self, form: Form, tile: Tile, x: torch.Tensor | None = None) -> None:
         """One kernel."""
         norm, act = form
-        before = (self.total, self.residual, self.gain, EPS) if norm else (None, None, None, 0.0)
+        before = (self.total, self.residual, self.norm_weight, EPS) if norm else (None, None, None, 0.0)
         skinny_linear(self.out, self.x if x is None else x, self.weight, None, *tile, True, act, *before)
 
 
@@ -135,7 +135,7 @@ class Bench:
         prepared = [self.linear.prepare_weights(b.weight) for b in buffers]
 
         def call(b: Buffers, weights: Any) -> None:
-            x = self.ops.add_rms_norm(b.x, b.residual, b.gain, EPS)[0] if norm else b.x
+            x = self.ops.add_rms_norm(b.x, b.residual, b.norm_weight, EPS)[0] if norm else b.x
             if act_tile is not None:
                 b.fused(ACT, act_tile, x)
                 return
@@ -174,7 +174,7 @@ class Bench:
         x = b.x.double()
         if norm:
             x = (b.x.float() + b.residual.float()).bfloat16().double()
-            x *= torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * b.gain.double()
+            x *= torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * b.norm_weight.double()
         want = x @ b.weight.double().T
         if act:
             gate, up = want.chunk(2, dim=-1)

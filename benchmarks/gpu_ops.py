@@ -142,7 +142,7 @@ def layer_microseconds(ops: Any, m: Model, tokens: int) -> float:
     """Host time of one decoder layer without its attention: four operations, four matrix products."""
     shapes = ((m.q_heads + 2 * m.kv_heads) * m.dim, m.hidden), (m.hidden, m.q_heads * m.dim)
     qkv, o, up, down = (randn(*s) for s in (*shapes, (2 * m.intermediate, m.hidden), (m.hidden, m.intermediate)))
-    gain, gains, residual, x = (
+    norm_weight, norm_weights, residual, x = (
         randn(m.hidden),
         (randn(m.dim), randn(m.dim)),
         randn(tokens, m.hidden),
@@ -151,12 +151,12 @@ def layer_microseconds(ops: Any, m: Model, tokens: int) -> float:
     caches, angles = tuple(randn(2, 64, PAGE, m.kv_heads, m.dim)), torch.randn(1024, m.dim, device="cuda")
     where = torch.arange(tokens, device="cuda", dtype=torch.int32) % 1024
     out_loc = torch.zeros_like(where)
-    args = RopeStoreArgs(*gains, EPS, angles, *caches)
+    args = RopeStoreArgs(*norm_weights, EPS, angles, *caches)
 
     def layer() -> None:
-        y, r = ops.add_rms_norm(x, residual, gain, EPS)
+        y, r = ops.add_rms_norm(x, residual, norm_weight, EPS)
         q, _, _ = ops.qk_norm_rope_store(F.linear(y, qkv), args, where, out_loc)
-        y, r = ops.add_rms_norm(F.linear(q.reshape(tokens, -1), o), r, gain, EPS)
+        y, r = ops.add_rms_norm(F.linear(q.reshape(tokens, -1), o), r, norm_weight, EPS)
         F.linear(ops.act_and_mul(F.linear(y, up)), down)
 
     times = []

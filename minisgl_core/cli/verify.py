@@ -40,13 +40,13 @@ def command(backend: str, device: str, quick: bool, only: str, limit_s: float, a
 
     if ":" in backend:
         suite_for(backend.partition(":")[0])
-    rig = DeviceFixture(device)
-    subject = BackendUnderTest.of(backend, rig.facts)
+    fixture = DeviceFixture(device)
+    under_test = BackendUnderTest.of(backend, fixture.facts)
     with Progress(transient=True, disable=not sys.stderr.isatty(), console=_console(stderr=True)) as bar:
-        task = bar.add_task(subject.label)
+        task = bar.add_task(under_test.label)
         report = verify(
-            subject,
-            rig,
+            under_test,
+            fixture,
             quick=quick,
             only=only,
             limit_s=limit_s,

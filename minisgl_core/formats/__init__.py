@@ -1,4 +1,4 @@
-"""File formats that several rooms read: JSON and the GGUF header. No torch."""
+"""Readers of file formats that several packages share: JSON and the GGUF header. Imports no torch."""
 
 from .gguf import GGUFFile, GGUFTensor, find_gguf
 from .jsonfile import read_json

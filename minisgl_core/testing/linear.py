@@ -104,11 +104,11 @@ class _Fused(_Product):
         if c.norm:
             residual = draw.normal(c.m, c.k, dtype=dtype, scale=3.0)
             inputs["residual"] = spread(residual) if c.strided else residual
-            inputs["gain"] = draw.normal(c.k, dtype=dtype)
+            inputs["norm_weight"] = draw.normal(c.k, dtype=dtype)
         return inputs
 
     def call(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-        norm = AddNorm(inputs["residual"], inputs["gain"], self._c.eps) if self._c.norm else None
+        norm = AddNorm(inputs["residual"], inputs["norm_weight"], self._c.eps) if self._c.norm else None
         out, total = self._backend.forward_fused(inputs["x"], self._prepared, inputs.get("bias"), norm, self._c.act)
         expect((total is not None) == self._c.norm, "total is returned with a norm, and only then")
         return (out,) if total is None else (out, total)
@@ -118,7 +118,7 @@ class _Fused(_Product):
         if c.norm:
             total = (inputs["x"].to(torch.float32) + inputs["residual"].to(torch.float32)).to(inputs["x"].dtype)
             worst = close(outputs[1], total.to(torch.float64), "x + residual")
-            x = rms_norm(total, inputs["gain"], c.eps)
+            x = rms_norm(total, inputs["norm_weight"], c.eps)
         want = x @ self._weight.to(torch.float64).T
         if c.bias:
             want += inputs["bias"].to(torch.float64)

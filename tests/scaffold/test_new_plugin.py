@@ -224,11 +224,11 @@ def test_the_graph_scaffold_records_where_a_platform_can(
     made = write_distribution("recorder", "graph", tmp_path, registry)
     monkeypatch.syspath_prepend(tmp_path / "src")
     spec = importlib.import_module(f"{made.package}.plugin").SPEC
-    subject = BackendUnderTest(replace(spec, caps=(Caps(devices=("cpu",), graph="decode"),)))
-    rig = DeviceFixture("cpu")
-    rig.platform = CapturingCpu()
-    cases = [case for case in checks_of(subject, rig, quick=True) if isinstance(case, GraphCheck)]
-    assert len(cases) >= 10
-    with rig.active():
-        for case in cases:
-            case.run(subject, rig)
+    under_test = BackendUnderTest(replace(spec, caps=(Caps(devices=("cpu",), graph="decode"),)))
+    fixture = DeviceFixture("cpu")
+    fixture.platform = CapturingCpu()
+    checks = [check for check in checks_of(under_test, fixture, quick=True) if isinstance(check, GraphCheck)]
+    assert len(checks) >= 10
+    with fixture.active():
+        for check in checks:
+            check.run(under_test, fixture)

@@ -1,4 +1,4 @@
-"""What a case may not change of its process."""
+"""What a check may not change of its process."""
 
 from __future__ import annotations
 

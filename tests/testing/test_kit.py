@@ -199,9 +199,9 @@ def test_boxes_beside_each_other_are_not_outside() -> None:
     """What lies outside one box and inside another is claimed."""
     box = {"devices": ("cpu",), "phases": ("decode",), "kv_layouts": ("NHD",), "gqa_ratios": ANY, "page_sizes": ANY}
     halves = [Caps(dtypes=(d,), kv_dtypes=(d,), head_dims=OneOf(64), **box) for d in ("float16", "bfloat16")]  # type: ignore[arg-type]
-    rig = DeviceFixture("cpu")
-    subject = BackendUnderTest(BackendSpec(role="attention", name="x", factory="nowhere:X", caps=tuple(halves)))
-    names = [check.name for check in checks_of(subject, rig, quick=True)]
+    fixture = DeviceFixture("cpu")
+    under_test = BackendUnderTest(BackendSpec(role="attention", name="x", factory="nowhere:X", caps=tuple(halves)))
+    names = [check.name for check in checks_of(under_test, fixture, quick=True)]
     assert "outside/dtype=float32" in names and "outside/dtype=float16" not in names
     assert "box0/decode/float16/ragged" in names and "box1/decode/bfloat16/ragged" in names
     assert len(set(names)) == len(names)

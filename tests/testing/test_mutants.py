@@ -216,7 +216,7 @@ MUTANTS = [
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[DeviceFixture]:
+def device_fixture() -> Iterator[DeviceFixture]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent / "mutants"))
@@ -224,10 +224,10 @@ def rig() -> Iterator[DeviceFixture]:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.role}-{mutant.name}-{mutant.where}")
-def test_mutant_is_caught(rig: DeviceFixture, mutant: Mutant) -> None:
-    subject = BackendUnderTest(mutant.spec)
-    checks = [check for check in checks_of(subject, rig, quick=True) if mutant.where in check.name]
-    outcomes = run_checks(subject, checks, rig, finished=lambda outcome: outcome.status == "failed")
+def test_mutant_is_caught(device_fixture: DeviceFixture, mutant: Mutant) -> None:
+    under_test = BackendUnderTest(mutant.spec)
+    checks = [check for check in checks_of(under_test, device_fixture, quick=True) if mutant.where in check.name]
+    outcomes = run_checks(under_test, checks, device_fixture, finished=lambda outcome: outcome.status == "failed")
     assert checks and outcomes[-1].status == "failed", f"{mutant.name} survives {[check.name for check in checks]}"
     caught = outcomes[-1]
     assert mutant.says in caught.detail, caught.detail
@@ -242,21 +242,21 @@ def test_the_documentation_counts_the_mutants() -> None:
 
 
 @pytest.mark.parametrize("role", ["attention", "moe"])
-def test_the_base_of_the_mutants_is_right(rig: DeviceFixture, role: Role) -> None:
-    subject = BackendUnderTest(
+def test_the_base_of_the_mutants_is_right(device_fixture: DeviceFixture, role: Role) -> None:
+    under_test = BackendUnderTest(
         Mutant(role, "Right", "", caps=FULL if role == "attention" else replace(FULL, graph="never")).spec
     )
-    outcomes = run_checks(subject, checks_of(subject, rig, quick=True), rig)
+    outcomes = run_checks(under_test, checks_of(under_test, device_fixture, quick=True), device_fixture)
     assert [(o.name, o.detail) for o in outcomes if o.status not in ("passed", "note")] == []
 
 
-def test_mutant_that_claims_too_little_is_noted(rig: DeviceFixture) -> None:
+def test_mutant_that_claims_too_little_is_noted(device_fixture: DeviceFixture) -> None:
     """It is right at head_dims, dtypes and features that it does not declare."""
     caps = replace(FULL, head_dims=OneOf(64), features=frozenset({"window"}))
-    subject = BackendUnderTest(Mutant("attention", "Right", "", caps=caps).spec)
-    checks = [check for check in checks_of(subject, rig, quick=True) if check.outside]
+    under_test = BackendUnderTest(Mutant("attention", "Right", "", caps=caps).spec)
+    checks = [check for check in checks_of(under_test, device_fixture, quick=True) if check.outside]
     assert [check.name for check in checks] == ["outside/head_dim=32", "outside/head_dim=80", "outside/softcap"]
-    with CheckProcess(subject, rig.facts) as process:
+    with CheckProcess(under_test, device_fixture.facts) as process:
         outcomes = [process.run(check) for check in checks]
     assert [outcome.status for outcome in outcomes] == ["note"] * 3
     assert all("under-claimed" in outcome.detail for outcome in outcomes)

@@ -31,11 +31,11 @@ def test_the_engines_setups_name_its_platform(tiny: Callable[[str], Path]) -> No
     assert [setup.platform for setup in made] == [platform] * 4
 
 
-@pytest.mark.parametrize("case", [LinearCheck(name="one"), MoECheck(name="one")], ids=["linear", "moe"])
-def test_the_kits_setups_do_too(case: Any) -> None:
-    rig = DeviceFixture(detect_device("cpu"))
-    subject: Any = SimpleNamespace(build=lambda setup, box: setup)
-    assert case.build(subject, rig, None).platform is rig.platform
+@pytest.mark.parametrize("check", [LinearCheck(name="one"), MoECheck(name="one")], ids=["linear", "moe"])
+def test_the_kits_setups_do_too(check: Any) -> None:
+    fixture = DeviceFixture(detect_device("cpu"))
+    under_test: Any = SimpleNamespace(build=lambda setup, box: setup)
+    assert check.build(under_test, fixture, None).platform is fixture.platform
 
 
 def test_it_may_be_left_out_as_in_version_1_0() -> None:

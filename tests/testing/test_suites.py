@@ -1,4 +1,4 @@
-"""The right backends pass the kit, every case a test of its own."""
+"""The right backends pass the kit, every check a test of its own."""
 
 from __future__ import annotations
 

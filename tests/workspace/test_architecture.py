@@ -17,14 +17,14 @@ def _contract(name: str) -> dict:
     return found
 
 
-def test_plugins_may_import_the_plugin_api_and_no_other_room() -> None:
-    rooms = {
+def test_plugins_may_import_the_plugin_api_and_no_other_package() -> None:
+    packages = {
         path.stem
         for path in (ROOT / "minisgl_core").iterdir()
         if not path.name.startswith("_") and (path.suffix == ".py" or (path / "__init__.py").exists())
     }
     forbidden = _contract("Plugins import only minisgl_core.plugin_api")["forbidden_modules"]
-    assert {name.removeprefix("minisgl_core.") for name in forbidden} == rooms - {"plugin_api"}
+    assert {name.removeprefix("minisgl_core.") for name in forbidden} == packages - {"plugin_api"}
 
 
 def test_the_serving_path_may_import_no_tooling() -> None:

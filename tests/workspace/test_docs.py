@@ -45,9 +45,9 @@ def test_the_example_of_a_plugin_is_a_plugin() -> None:
     assert module["MINISGL_PLUGIN"].name == spec.name == "mine"
 
 
-def test_every_room_is_described() -> None:
+def test_every_package_is_described() -> None:
     text = (DOCS / "architecture.md").read_text()
-    rooms = {
+    packages = {
         path.stem
         for path in (ROOT / "minisgl_core").iterdir()
         if not path.name.startswith("_") and (path.suffix == ".py" or (path / "__init__.py").exists())
@@ -55,7 +55,7 @@ def test_every_room_is_described() -> None:
     described = {
         name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
-    assert rooms <= described
+    assert packages <= described
 
 
 def test_every_decision_is_in_the_navigation() -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-READ = {".py", ".md", ".toml", ".yml", ".cu", ".cuh", ".h", ".cpp", ".sh"}
+READ = {".py", ".md", ".toml", ".yml", ".cu", ".cuh", ".h", ".cpp", ".sh", ".tmpl"}
 KERNELS = r"plugins/\w+/(src|tests)/|benchmarks/gpu_"
 
 NOT_YET: dict[str, str] = {
@@ -141,19 +141,19 @@ RETIRED = (
     Word("Need|Standing", "requirement, static reasons", where=r"\.(py|pyi)$", cased=True),
     Word("settles?|settled|settling", "resolve loop; decide, decided"),
     Word("Stage", "DeviceContext", where=r"minisgl_core/engine|tests/engine", cased=True),
-    Word("RowEdit|row edits?|work outside|edits", "logits processors, `postprocess_logits`", where=r"engine/|core/"),
+    Word("RowEdit|row edits?|work outside|edits", "logits processors, `postprocess_logits`", where=r"engine/|minisgl_core/core/"),
     Word("(?<!in)(?<!in[\\x20_-])flight", "InFlightBatch, in_flight"),
     Word("quiet|quiet passes", "steps_until_refresh", where=r"minisgl_core/scheduler|tests/scheduler"),
     Word("CLAIMS|unused claims", "lookahead pages", cased=True),
     Word("check claims|registry[./]claims", "spec_validation"),
-    Word("Slot|Slots", "PlanEntry", where=r"\.py$", cased=True),
+    Word("Slot", "PlanEntry", where=r"\.py$", cased=True),
     Word("Weight ?Slots?", "WeightTarget"),
     Word("[A-Za-z]*(Attention|Graph|KV|MoE|Ops|Linear|Comm|Sample|Lifetime)Cases?", "...Check", cased=True),
     # Words of kernels.
     Word("pieces?", "vector: what one thread moves at a time", where=KERNELS),
     Word("joint", "align_bits", where=KERNELS),
     Word("gains?", "weights (of a norm)", where=KERNELS),
-    Word("lines", "rows", where=r"\.(cu|cuh)$|triton_ops/"),
+    Word(r"(?<!cache[\x20_])lines", "rows", where=r"\.(cu|cuh)$|triton_ops/"),
 )
 
 

@@ -1,4 +1,4 @@
-"""A kernel that torch does not know is seen by whatever records a step once it is registered."""
+"""A kernel that bypasses torch's dispatcher is recorded once it is registered."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ library = KernelLibrary("minisgl_blocked")  # one per plugin, at module level
 
 
 def launch(out: torch.Tensor, x: torch.Tensor) -> None:
-    """In place of a kernel launch: the memory is written, and torch has no part in it."""
+    """Stands in for a kernel launch: it writes memory without torch."""
     np.multiply(x.numpy(), 2, out=out.numpy())
 
 

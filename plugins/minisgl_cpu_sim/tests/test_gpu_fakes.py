@@ -20,12 +20,12 @@ INT = torch.int32
 
 
 @pytest.fixture(scope="module")
-def rig() -> DeviceFixture:
-    rig = DeviceFixture("auto")
-    if rig.facts.sm != 90:
+def device_fixture() -> DeviceFixture:
+    fixture = DeviceFixture("auto")
+    if fixture.facts.sm != 90:
         pytest.skip("compares with libraries that are installed for Hopper")
-    rig.platform.activate()
-    return rig
+    fixture.platform.activate()
+    return fixture
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +40,12 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
 
 
 @pytest.mark.parametrize("name", ["flash_attn_with_kvcache", "flash_attn_varlen_func", "get_scheduler_metadata"])
-def test_signatures_of_flash_attention_3(rig: DeviceFixture, name: str) -> None:
+def test_signatures_of_flash_attention_3(device_fixture: DeviceFixture, name: str) -> None:
     real = getattr(import_module("flash_attn_interface"), name)
     assert _parameters(getattr(flash_attn_interface, name)) == _parameters(real)
 
 
-def test_the_operator_of_flash_attention_3(rig: DeviceFixture) -> None:
+def test_the_operator_of_flash_attention_3(device_fixture: DeviceFixture) -> None:
     """A newer library may have more arguments after those that the fake knows."""
     real, fake = (
         [(a.name, str(a.type), a.default_value) for a in library.flash_attn_3_gpu.fwd.default._schema.arguments]
@@ -56,7 +56,7 @@ def test_the_operator_of_flash_attention_3(rig: DeviceFixture) -> None:
 
 @pytest.mark.parametrize("name", ["__init__", "plan", "_plan_impl", "run", "reset_workspace_buffer"])
 @pytest.mark.parametrize("wrapper", ["BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"])
-def test_signatures_of_flashinfer(rig: DeviceFixture, wrapper: str, name: str) -> None:
+def test_signatures_of_flashinfer(device_fixture: DeviceFixture, wrapper: str, name: str) -> None:
     real, fake = (getattr(library, wrapper) for library in (import_module("flashinfer"), fake_flashinfer))
     if not hasattr(real, name):
         assert not hasattr(fake, name)
@@ -67,28 +67,31 @@ def test_signatures_of_flashinfer(rig: DeviceFixture, wrapper: str, name: str) -
 @pytest.mark.parametrize(
     "name", ["fast_decode_plan", "sampling_from_probs", "top_k_renorm_probs", "top_p_renorm_probs"]
 )
-def test_signatures_of_flashinfers_functions(rig: DeviceFixture, name: str) -> None:
+def test_signatures_of_flashinfers_functions(device_fixture: DeviceFixture, name: str) -> None:
     real = getattr(import_module("flashinfer"), name)
     assert _parameters(getattr(fake_flashinfer, name)) == _parameters(real)
 
 
-def test_renormalised_probabilities(rig: DeviceFixture) -> None:
+def test_renormalised_probabilities(device_fixture: DeviceFixture) -> None:
     random = torch.Generator().manual_seed(3)
     probs = torch.softmax(3 * torch.randn(5, 1000, generator=random), -1)
     top_k, top_p = torch.tensor([1, 2, 40, 999, 1000], dtype=INT), torch.tensor([0.01, 0.3, 0.7, 0.95, 0.999])
     real = import_module("flashinfer")
     for name, value in (("top_k_renorm_probs", top_k), ("top_p_renorm_probs", top_p)):
         want = getattr(fake_flashinfer, name)(probs, value)
-        got = getattr(real, name)(probs.to(rig.device), value.to(rig.device)).cpu()
+        got = getattr(real, name)(probs.to(device_fixture.device), value.to(device_fixture.device)).cpu()
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
-def test_one_seed_serves_all_rows(rig: DeviceFixture) -> None:
+def test_one_seed_serves_all_rows(device_fixture: DeviceFixture) -> None:
     """Why its spec does not declare ``per_row_seed``: other rows' seeds change nothing, and equal ones do not agree."""
     probs = torch.full((8, 1000), 1e-3)
     zeros = torch.zeros(8, dtype=torch.int64)
     other = torch.arange(8)
-    for library, device in ((fake_flashinfer, torch.device("cpu")), (import_module("flashinfer"), rig.device)):
+    for library, device in (
+        (fake_flashinfer, torch.device("cpu")),
+        (import_module("flashinfer"), device_fixture.device),
+    ):
         draw = library.sampling_from_probs
         first, second = (draw(probs.to(device), seed=s.to(device), offset=zeros.to(device)) for s in (zeros, other))
         assert first.tolist() == second.tolist()
@@ -172,19 +175,21 @@ def _flash_attention(library: Any, case: Ragged, device: torch.device, decode: b
 @pytest.mark.parametrize("decode", [True, False], ids=["decode", "prefill"])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("many", [False, True], ids=["plain", "schedule"])
-def test_flash_attention_3(rig: DeviceFixture, geometry: tuple[int, int, int, int], decode: bool, many: bool) -> None:
+def test_flash_attention_3(
+    device_fixture: DeviceFixture, geometry: tuple[int, int, int, int], decode: bool, many: bool
+) -> None:
     real = import_module("flash_attn_interface")
     for seed, window in ((0, (-1, -1)), (1, (-1, -1)), (2, (40, 0))):
         case = Ragged(seed, *geometry, decode)
         want = _flash_attention(flash_attn_interface, case, torch.device("cpu"), decode, window, many)
-        got = _flash_attention(real, case, rig.device, decode, window, many)
+        got = _flash_attention(real, case, device_fixture.device, decode, window, many)
         torch.testing.assert_close(got.cpu(), want, **TOLERANCE)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES[1:])
 @pytest.mark.parametrize("window", [(-1, -1), (40, 0)])
 def test_flash_attention_3_without_pages(
-    rig: DeviceFixture, geometry: tuple[int, int, int, int], window: tuple[int, int]
+    device_fixture: DeviceFixture, geometry: tuple[int, int, int, int], window: tuple[int, int]
 ) -> None:
     real = import_module("flash_attn_interface")
     _, q_heads, kv_heads, head_dim = geometry
@@ -201,7 +206,7 @@ def test_flash_attention_3_without_pages(
         out: torch.Tensor = library.flash_attn_varlen_func(q, k, v, where, where, 130, 130, **options)
         return out
 
-    got = run(real, rig.device)
+    got = run(real, device_fixture.device)
     torch.testing.assert_close(got.cpu(), run(flash_attn_interface, torch.device("cpu")), **TOLERANCE)
 
 
@@ -223,14 +228,16 @@ def _flashinfer(library: Any, case: Ragged, device: torch.device, decode: bool, 
 @pytest.mark.parametrize("decode", [True, False], ids=["decode", "prefill"])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("cores", [False, True], ids=["first", "second"])
-def test_flashinfer(rig: DeviceFixture, geometry: tuple[int, int, int, int], decode: bool, cores: bool) -> None:
+def test_flashinfer(
+    device_fixture: DeviceFixture, geometry: tuple[int, int, int, int], decode: bool, cores: bool
+) -> None:
     """``first`` and ``second`` are its two kernels: CUDA or tensor cores in decode, fa3 or fa2 in prefill."""
     real = import_module("flashinfer")
     cores = cores or (decode and geometry[1] // geometry[2] == 5)  # a ratio that only tensor cores have
     for seed in range(3):
         case = Ragged(seed, *geometry, decode)
         want, want_lse = _flashinfer(fake_flashinfer, case, torch.device("cpu"), decode, cores)
-        got, lse = _flashinfer(real, case, rig.device, decode, cores)
+        got, lse = _flashinfer(real, case, device_fixture.device, decode, cores)
         torch.testing.assert_close(got.cpu(), want, **TOLERANCE)
         torch.testing.assert_close(lse.cpu(), want_lse, **TOLERANCE)
 
@@ -259,10 +266,10 @@ def _replayed(library: Any, first: Ragged, later: Ragged, device: torch.device, 
 
 @pytest.mark.parametrize("cores", [False, True], ids=["cuda", "tensor"])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_flashinfer_replanned(rig: DeviceFixture, page_size: int, cores: bool) -> None:
+def test_flashinfer_replanned(device_fixture: DeviceFixture, page_size: int, cores: bool) -> None:
     real = import_module("flashinfer")
     cases = [Ragged(seed, page_size, 16, 8, 128, True) for seed in range(40)]
     first = cases[0]
     later = next(case for case in cases[1:] if len(case.kv_lens) == len(first.kv_lens))
     want = _replayed(fake_flashinfer, first, later, torch.device("cpu"), cores)
-    torch.testing.assert_close(_replayed(real, first, later, rig.device, cores).cpu(), want, **TOLERANCE)
+    torch.testing.assert_close(_replayed(real, first, later, device_fixture.device, cores).cpu(), want, **TOLERANCE)

@@ -239,12 +239,12 @@ def test_dependent_launches_are_refused_where_the_gpu_has_none() -> None:
 
 @pytest.mark.parametrize("size", [1, 16])
 def test_slots_come_from_the_engines_page_table(size: int) -> None:
-    """Lines in another order than the rows, some nobody's; what stands past a row's length is not followed."""
+    """Table rows in another order than the batch's, and unused ones; entries past a row's length are not read."""
     pool, q, view = make_case([33, 1, 70], size, 4, 2, 64, torch.float32)
-    own, lines = view.slot_table()
+    own, table_idx = view.slot_table()
     table = torch.full((6, own.shape[1] + 5), 2**31 - 1, dtype=torch.int32, device=DEVICE)
     for row, (line, length) in enumerate(zip((4, 0, 2), view.kv_lens_device.tolist(), strict=True)):
-        table[line, :length] = own[lines[row], :length]
+        table[line, :length] = own[table_idx[row], :length]
     view.page_table_device, view.table_idx_device = table, torch.tensor([4, 0, 2], dtype=torch.int32, device=DEVICE)
     facts = LayerFacts(0.125)
     out = backend(pool, q, facts).forward(q, q, q, 0, SimpleNamespace(view=view))
@@ -272,11 +272,11 @@ KIT_CASES = ("layers", "in_flight", "replay", "replay,window=20")
 @pytest.mark.skipif(ON_GPU, reason="there the kit is run whole, for the backend as it is")
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN slice) encountered:RuntimeWarning")  # capture poisons rows
 def test_one_launch_passes_the_conformance_kit() -> None:
-    """The cases with several batches and with replays, in one box of the caps; the others take minutes interpreted."""
+    """The checks with several batches and with replays, in one box of the caps; the others take minutes interpreted."""
     spec = on_cpu(minisgl_attention_backends()[0])
     box = replace(spec.caps[0], head_dims=OneOf(64), gqa_ratios=OneOf(2), page_sizes=OneOf(16))
-    rig = DeviceFixture("cpu")
-    subject = BackendUnderTest(replace(spec, caps=(box,)), options={"launches": 1, "programs": 8})
-    cases = {case.name: case for case in checks_of(subject, rig, quick=True)}
+    fixture = DeviceFixture("cpu")
+    under_test = BackendUnderTest(replace(spec, caps=(box,)), options={"launches": 1, "programs": 8})
+    checks = {check.name: check for check in checks_of(under_test, fixture, quick=True)}
     for name in KIT_CASES:
-        cases[f"decode/float32/{name}"].conform(subject, rig)
+        checks[f"decode/float32/{name}"].conform(under_test, fixture)

@@ -29,7 +29,7 @@ from triton.compiler import ASTSource
 from minisgl_cuda.triton_ops import decode
 
 POINTERS = {"acc_ptr": "*fp32", "log_ptr": "*fp32"} | dict.fromkeys(
-    ("table_ptr", "lines_ptr", "kv_lens_ptr", "arrived_ptr"), "*i32")
+    ("table_ptr", "table_idx_ptr", "kv_lens_ptr", "arrived_ptr"), "*i32")
 NUMBERS = {"scale_log2": "fp32", "softcap": "fp32"}
 found = []
 for name, sm, constants, dtype in json.loads(sys.argv[1]):

@@ -93,10 +93,10 @@ def logits_of(model: Path, plan: Plan) -> torch.Tensor:
     with LLM(str(model), plan=plan.to_json(), **SETTINGS) as llm:
         engine, draw = llm.engine, torch.Generator().manual_seed(6)  # no logits near enough to change a token
         for target in engine.model.weight_targets("", frozenset()):
-            # Gains near 1, products that keep their input's size: every layer then matters to the logits.
+            # Norm weights near 1, products that keep their input's size: every layer then matters to the logits.
             fan = target.storage.shape[-1]
-            gain = "norm" in target.name
-            target.storage.normal_(float(gain), 0.3 if gain else fan**-0.5, generator=draw)
+            is_norm = "norm" in target.name
+            target.storage.normal_(float(is_norm), 0.3 if is_norm else fan**-0.5, generator=draw)
         forward = engine.forward_batch
 
         def listen(batch: Any, mode: Any) -> Any:

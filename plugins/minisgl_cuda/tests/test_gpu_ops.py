@@ -53,8 +53,8 @@ class Step:
             return torch.randn(*shape, device="cuda", generator=random).bfloat16()
 
         self.ops, self.tokens = ops, tokens
-        self.x, self.residual, self.gain = randn(tokens, HIDDEN), randn(tokens, HIDDEN), randn(HIDDEN)
-        self.gains = (randn(D), randn(D))
+        self.x, self.residual, self.norm_weight = randn(tokens, HIDDEN), randn(tokens, HIDDEN), randn(HIDDEN)
+        self.norm_weights = (randn(D), randn(D))
         self.up = randn(tokens, 2 * INNER)
         self.caches = torch.zeros(2, tokens + 5, 1, K, D, device="cuda", dtype=torch.bfloat16)
         self.where = torch.randint(0, 64, (tokens,), device="cuda", dtype=torch.int32, generator=random)
@@ -65,12 +65,12 @@ class Step:
         """New tensors; the inputs stay as they are, the caches are written."""
         ops, x, residual = self.ops, self.x.clone(), self.residual.clone()
         for _ in range(6):
-            x, residual = ops.add_rms_norm(x, residual, self.gain, EPS)
+            x, residual = ops.add_rms_norm(x, residual, self.norm_weight, EPS)
             inner = ops.act_and_mul(self.up)[:, :HIDDEN].contiguous()
-            x = ops.rms_norm(x + inner, self.gain, EPS)
+            x = ops.rms_norm(x + inner, self.norm_weight, EPS)
             qkv = torch.cat((x, x), dim=1)
             q, k, v = ops.qk_norm_rope_store(
-                qkv, RopeStoreArgs(*self.gains, EPS, self.angles, *self.caches), self.where, self.out_loc
+                qkv, RopeStoreArgs(*self.norm_weights, EPS, self.angles, *self.caches), self.where, self.out_loc
             )
             x = q.reshape(self.tokens, -1)
         return x, residual, k.clone(), v.clone(), self.caches.clone()

@@ -238,12 +238,12 @@ def test_the_simulators_header_offers_what_the_gpus_does() -> None:
 def test_kernels_include_only_the_header_and_hold_no_ptx(path: Path) -> None:
     text = path.read_text()
     included = re.findall(r"#include (.*)", text)
-    assert included[0] == f"<{HEADER}>" and set(included[1:]) <= {"<minisgl/pieces.h>"}
+    assert included[0] == f"<{HEADER}>" and set(included[1:]) <= {"<minisgl/vectors.h>"}
     assert "asm" not in text and "__global__" in text
 
 
 def test_what_kernels_share_holds_no_ptx() -> None:
-    text = (kv_build.CSRC / "minisgl/pieces.h").read_text()
+    text = (kv_build.CSRC / "minisgl/vectors.h").read_text()
     assert re.findall(r"#include (.*)", text) == [f"<{HEADER}>"] and "asm" not in text
 
 

@@ -30,9 +30,9 @@ RTOL = 1e-2 if ON_GPU else 3e-2
 """gate, up and their product are rounded to bfloat16; the interpreter truncates."""
 
 
-def normed(total: torch.Tensor, gain: torch.Tensor, eps: float = EPS) -> torch.Tensor:
+def normed(total: torch.Tensor, norm_weight: torch.Tensor, eps: float = EPS) -> torch.Tensor:
     wide = total.double()
-    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain.double()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm_weight.double()
 
 
 def activated(wide: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def activated(wide: torch.Tensor) -> torch.Tensor:
 
 def draw(rows: int, n: int, k: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     torch.manual_seed(rows * 10_000 + n + k)
-    shapes = {"x": (rows, k + 8), "residual": (rows, k + 16), "gain": (k,), "weight": (n, k), "bias": (n,)}
+    shapes = {"x": (rows, k + 8), "residual": (rows, k + 16), "norm_weight": (k,), "weight": (n, k), "bias": (n,)}
     found = {name: torch.randn(shape).to(DEVICE, dtype) for name, shape in shapes.items()}
     found["weight"] /= k**0.5
     found["residual"] *= 4
@@ -60,14 +60,14 @@ def test_fused_product(dtype: torch.dtype, rows: int, norm: bool, act: bool, n: 
     d = draw(rows, n, k, dtype)
     out = torch.full((rows, n // 2 if act else n), torch.nan, dtype=dtype, device=DEVICE)
     total = torch.full((rows, k), torch.nan, dtype=dtype, device=DEVICE)
-    given = (total, d["residual"], d["gain"], EPS) if norm else (None, None, None, 0.0)
+    given = (total, d["residual"], d["norm_weight"], EPS) if norm else (None, None, None, 0.0)
     before = {name: d[name].clone() for name in ("x", "residual")}
     skinny_linear(out, d["x"], d["weight"], d["bias"], *default_tile(rows, n, k), dependent, act, *given)
     x = d["x"].double()
     if norm:
         wanted = (d["x"].float() + d["residual"].float()).to(dtype)
         torch.testing.assert_close(total, wanted, atol=0, rtol=0 if ON_GPU else 2**-7)
-        x = normed(total, d["gain"])
+        x = normed(total, d["norm_weight"])
     else:
         assert total.isnan().all()
     wide = x @ d["weight"].double().T + d["bias"].double()
@@ -77,8 +77,8 @@ def test_fused_product(dtype: torch.dtype, rows: int, norm: bool, act: bool, n: 
 
 def test_the_kernel_refuses_norms_of_several_rows() -> None:
     d = draw(2, 32, 64, torch.bfloat16)
-    before = (torch.empty_like(d["x"]), d["residual"], d["gain"], EPS)
-    with pytest.raises(ValueError, match="a product of 2 rows cannot take in a norm"):
+    before = (torch.empty_like(d["x"]), d["residual"], d["norm_weight"], EPS)
+    with pytest.raises(ValueError, match="a product of 2 rows cannot be fused with a norm"):
         skinny_linear(
             d["x"].new_empty(2, 32), d["x"], d["weight"], None, *default_tile(2, 32, 64), False, False, *before
         )
@@ -86,15 +86,15 @@ def test_the_kernel_refuses_norms_of_several_rows() -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_residual_beyond_what_its_gains_can_be_multiplied_with(rows: int) -> None:
-    """float16: large residuals times large gains exceed 65,504 before the norm divides, not after."""
+    """float16: large residuals times large norm_weights exceed 65,504 before the norm divides, not after."""
     d = draw(rows, 32, 128, torch.float16)
-    residual, gain = (d["residual"] * 2000).clamp(-30000, 30000), d["gain"].abs() + 8
+    residual, norm_weight = (d["residual"] * 2000).clamp(-30000, 30000), d["norm_weight"].abs() + 8
     ours = SkinnyLinear(LinearSetup(torch.device(DEVICE), torch.float16, 64))
     out, total = ours.forward_fused(
-        d["x"], ours.prepare_weights(d["weight"]), None, AddNorm(residual, gain, EPS), act=False
+        d["x"], ours.prepare_weights(d["weight"]), None, AddNorm(residual, norm_weight, EPS), act=False
     )
-    assert total is not None and (total.double() * gain.double()).abs().amax() > 65504
-    torch.testing.assert_close(out.double(), normed(total, gain) @ d["weight"].double().T, atol=5e-2, rtol=1e-2)
+    assert total is not None and (total.double() * norm_weight.double()).abs().amax() > 65504
+    torch.testing.assert_close(out.double(), normed(total, norm_weight) @ d["weight"].double().T, atol=5e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize(("norm", "act"), list(FUSED_PARTS))
@@ -102,9 +102,9 @@ def test_a_residual_beyond_what_its_gains_can_be_multiplied_with(rows: int) -> N
 def test_the_backend_is_right_for_any_number_of_rows(rows: int, norm: bool, act: bool) -> None:
     d = draw(rows, 48, 96, torch.bfloat16)
     ours = SkinnyLinear(LinearSetup(torch.device(DEVICE), torch.bfloat16, 64))
-    before = AddNorm(d["residual"], d["gain"], EPS) if norm else None
+    before = AddNorm(d["residual"], d["norm_weight"], EPS) if norm else None
     out, total = ours.forward_fused(d["x"], ours.prepare_weights(d["weight"]), d["bias"], before, act)
-    x = d["x"].double() if total is None else normed(total, d["gain"])
+    x = d["x"].double() if total is None else normed(total, d["norm_weight"])
     wide = x @ d["weight"].double().T + d["bias"].double()
     torch.testing.assert_close(out.double(), activated(wide) if act else wide, atol=3e-2, rtol=RTOL)
     assert (total is None) != norm

@@ -80,20 +80,20 @@ def test_the_simulator_rounds_as_the_gpu_does(tmp_path: Path, name: str, dtype: 
 
 
 @given(st.integers(1, 2**20), st.integers(1, 40_000))
-def test_norm_shapes_cover_every_row_in_whole_warps(tokens: int, pieces: int) -> None:
-    shape = norm_shape(tokens, pieces)
+def test_norm_shapes_cover_every_row_in_whole_warps(tokens: int, vectors: int) -> None:
+    shape = norm_shape(tokens, vectors)
     assert (shape.blocks - 1) * shape.rows < tokens <= shape.blocks * shape.rows
     assert shape.lanes % WARP == 0 and shape.lanes >= WARP and shape.lanes * shape.rows <= WIDE_BLOCK
-    assert shape.lanes * HELD >= pieces or shape.lanes == WIDE_BLOCK
+    assert shape.lanes * HELD >= vectors or shape.lanes == WIDE_BLOCK
 
 
 @given(st.integers(1, 2**20), st.integers(1, 40_000))
-def test_act_shapes_cover_every_piece(tokens: int, pieces: int) -> None:
-    shape, parts = act_shape(tokens, pieces)
+def test_act_shapes_cover_every_vector(tokens: int, vectors: int) -> None:
+    shape, parts = act_shape(tokens, vectors)
     assert shape.blocks % parts == 0 and shape.blocks // parts * shape.rows >= tokens
     assert parts == 1 or shape.rows == 1
     assert shape.lanes % WARP == 0 and shape.lanes * shape.rows <= BLOCK
-    assert (parts - 1) * shape.lanes < pieces
+    assert (parts - 1) * shape.lanes < vectors
 
 
 @given(st.integers(1, 2**20), st.integers(1, 512), st.integers(1, 600))
@@ -211,11 +211,11 @@ PLANTS = {
     "early_leave": (
         "norm",
         "    const T* x = static_cast",
-        "    if (pieces == 0) return;\n    const T* x = static_cast",
+        "    if (vectors == 0) return;\n    const T* x = static_cast",
     ),
-    "shared_piece": ("rope", "store_piece(head + i * COUNT, pair.a)", "store_piece(head + i / 2 * COUNT, pair.a)"),
+    "shared_vector": ("rope", "store_vector(head + i * COUNT, pair.a)", "store_vector(head + i / 2 * COUNT, pair.a)"),
     "no_head_mask": ("rope", "index < q_heads + 2 * kv_heads ?", "true ?"),
-    "one_unit_too_many": ("act", "i < pieces;", "i <= pieces;"),
+    "one_unit_too_many": ("act", "i < vectors;", "i <= vectors;"),
 }
 KERNELS = {"norm": "add_rms_norm", "rope": "qk_norm_rope_store", "act": "act_and_mul"}
 
@@ -274,8 +274,8 @@ def rope_args(q_heads: int = 2, kv_heads: int = 1, width: int = 16) -> dict[str,
     return dict(zip(ROPE.fields, values, strict=True))
 
 
-def test_two_threads_that_write_one_piece(planted: SimulatedProgram) -> None:
-    fault = fault_of(planted, "shared_piece", 2, (2, 16), rope_args())
+def test_two_threads_that_write_one_vector(planted: SimulatedProgram) -> None:
+    fault = fault_of(planted, "shared_vector", 2, (2, 16), rope_args())
     assert (fault.kind, fault.access, fault.buffer, fault.offset) == ("race", "write", "qkv", 0)
 
 
@@ -287,6 +287,6 @@ def test_heads_behind_the_last(planted: SimulatedProgram) -> None:
 def test_a_piece_too_many(planted: SimulatedProgram) -> None:
     x = np.zeros((1, 64), np.float32)
     out = np.zeros((1, 32), np.float32)
-    args = {"out": out, "x": x, "x_step": 64, "width": 32, "tokens": 1, "blocks_per_row": 1}
+    args = {"out": out, "x": x, "x_stride": 64, "width": 32, "tokens": 1, "blocks_per_row": 1}
     fault = fault_of(planted, "one_unit_too_many", 1, (32, 1), args)
     assert (fault.kind, fault.offset) == ("out-of-bounds", 256)

@@ -291,9 +291,9 @@ KIT_CASES = ("float32/filtered", "float32/filtered/flat", "float32/filtered/rewr
 @pytest.mark.skipif(ON_GPU, reason="there the kit is run whole, for the backend as it is")
 @pytest.mark.parametrize("name", KIT_CASES)
 def test_filters_pass_the_conformance_kit(name: str) -> None:
-    """The other cases of the operation take minutes interpreted."""
+    """The other checks of the operation take minutes interpreted."""
     spec = on_cpu(next(s for s in minisgl_layer_ops() if "sample" in s.caps[0].ops))
     box = replace(spec.caps[0], ops=("sample",), dtypes=(name.split("/", maxsplit=1)[0],))
-    rig, subject = DeviceFixture("cpu"), BackendUnderTest(replace(spec, caps=(box,)))
-    cases = {case.name: case for case in checks_of(subject, rig, quick=True)}
-    cases[f"sample/{name}"].conform(subject, rig)
+    fixture, under_test = DeviceFixture("cpu"), BackendUnderTest(replace(spec, caps=(box,)))
+    checks = {check.name: check for check in checks_of(under_test, fixture, quick=True)}
+    checks[f"sample/{name}"].conform(under_test, fixture)

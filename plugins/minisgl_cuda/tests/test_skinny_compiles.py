@@ -36,14 +36,14 @@ for name, constants in json.loads(sys.argv[1]):
     found.append(compiled.asm["ptx"])
 print(json.dumps(found))
 """
-ONE_ROW: dict[str, Any] = {"K": 3072, "BIAS": True, "BLOCK_N": 4, "BLOCK_K": 1024, "AHEAD": 2048, "LINES": 16}
+ONE_ROW: dict[str, Any] = {"K": 3072, "BIAS": True, "BLOCK_N": 4, "BLOCK_K": 1024, "AHEAD": 2048, "CACHE_LINES": 16}
 ROWS: dict[str, Any] = {
-    "K": 1024, "BIAS": True, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128, "LINES": 16, "UPCAST": False,
+    "K": 1024, "BIAS": True, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128, "CACHE_LINES": 16, "UPCAST": False,
 }  # fmt: skip
 FORMS = ((False, True), (False, False), (True, True))
 """With neighbours taken in or without; launched dependently or not"""
 
-POINTERS = ("x", "weight", "bias", "out", "residual", "gain", "total")
+POINTERS = ("x", "weight", "bias", "out", "residual", "norm_weight", "total")
 """The first parameters of the kernels; that for several rows has no norm, and the first four"""
 
 

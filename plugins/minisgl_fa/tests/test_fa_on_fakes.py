@@ -83,10 +83,10 @@ def test_prefill_without_any_prefix_leaves_the_pool_alone(
     spy._schema = real._schema  # type: ignore[attr-defined]
     monkeypatch.setattr(flash_attn_interface, "flash_attn_3_gpu", SimpleNamespace(fwd=operator))
     layers = (LayerFacts(0.1), LayerFacts(0.2, window=20))
-    case = AttentionCheck(name="fresh", dtype="float32", head_dim=64, layers=layers, rows=rows, phase=phase)
-    rig = DeviceFixture("cpu")
-    with rig.active():
-        case.run(BackendUnderTest(_spec("fa3"), options=options), rig)
+    check = AttentionCheck(name="fresh", dtype="float32", head_dim=64, layers=layers, rows=rows, phase=phase)
+    fixture = DeviceFixture("cpu")
+    with fixture.active():
+        check.run(BackendUnderTest(_spec("fa3"), options=options), fixture)
     assert set(called) == {3 if unpaged else 4}  # (N, K, D) rows, or caches of pages
     assert len(called) >= len(layers)
 
@@ -111,10 +111,10 @@ def test_layers_with_the_same_facts_share_a_call_and_those_of_a_window_a_schedul
     monkeypatch.setattr(flash_attn_interface, "get_scheduler_metadata", planned)
     wide, narrow = LayerFacts(0.1), LayerFacts(0.1, window=20)
     layers = (wide, narrow, LayerFacts(0.2), narrow)
-    case = AttentionCheck(name="four", dtype="float32", head_dim=64, layers=layers, rows=((1, 40), (1, 3)))
-    rig = DeviceFixture("cpu")
-    with rig.active():
-        case.run(BackendUnderTest(_spec("fa3")), rig)
+    check = AttentionCheck(name="four", dtype="float32", head_dim=64, layers=layers, rows=((1, 40), (1, 3)))
+    fixture = DeviceFixture("cpu")
+    with fixture.active():
+        check.run(BackendUnderTest(_spec("fa3")), fixture)
     assert schedules == [(-1, -1), (19, 0)]
     first, second, third, fourth = calls[:4]
     assert second is not first and all(a is b for a, b in zip(second, fourth, strict=True))

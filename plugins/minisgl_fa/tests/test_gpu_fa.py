@@ -50,10 +50,10 @@ class TestFlashAttention2(AttentionSuite):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("kv_heads", "gqa_ratio"), [(8, 2), (1, 5)])
 def test_fa3_prefill_without_any_prefix(options: dict[str, Any], head_dim: int, kv_heads: int, gqa_ratio: int) -> None:
-    rig = DeviceFixture("auto")
-    if rig.facts.sm != 90:
+    fixture = DeviceFixture("auto")
+    if fixture.facts.sm != 90:
         pytest.skip("FlashAttention 3 runs on Hopper")
-    case = AttentionCheck(
+    check = AttentionCheck(
         name="fresh",
         phase="prefill",
         dtype="bfloat16",
@@ -63,18 +63,18 @@ def test_fa3_prefill_without_any_prefix(options: dict[str, Any], head_dim: int, 
         layers=(LayerFacts(0.1), LayerFacts(0.1, window=50)),
         rows=((1, 1), (70, 70), (1000, 1000), (129, 129)),
     )
-    with rig.active():
-        case.run(BackendUnderTest(_bfloat16(SPECS["fa3"]), options=options), rig)
+    with fixture.active():
+        check.run(BackendUnderTest(_bfloat16(SPECS["fa3"]), options=options), fixture)
 
 
 def _with_nan_tails(**changes: Any) -> bool:
     """Does fa3 give right results although the unused tail of each last page is NaN?"""
-    rig = DeviceFixture("auto")
-    if rig.facts.sm != 90:
+    fixture = DeviceFixture("auto")
+    if fixture.facts.sm != 90:
         pytest.skip("FlashAttention 3 runs on Hopper")
     spec = SPECS["fa3"]
-    subject = BackendUnderTest(replace(spec, caps=tuple(replace(box, finite_tail=False) for box in spec.caps)))
-    case = AttentionCheck(
+    under_test = BackendUnderTest(replace(spec, caps=tuple(replace(box, finite_tail=False) for box in spec.caps)))
+    check = AttentionCheck(
         **{
             "name": "tail",
             "dtype": "bfloat16",
@@ -85,10 +85,10 @@ def _with_nan_tails(**changes: Any) -> bool:
         }
     )
     try:
-        with rig.active():
-            case.run(subject, rig)
+        with fixture.active():
+            check.run(under_test, fixture)
     except Mismatch as found:
-        print(f"NaN tails, {case!r}: {found}")
+        print(f"NaN tails, {check!r}: {found}")
         return False
     return True
 

@@ -52,11 +52,11 @@ class TestFlashInferSampling(OpsSuite):
 def test_the_page_list_is_what_the_view_says() -> None:
     from minisgl_flashinfer.pages import flatten_pages
 
-    rig = DeviceFixture("auto")
-    if rig.facts.kind != "cuda":
+    fixture = DeviceFixture("auto")
+    if fixture.facts.kind != "cuda":
         pytest.skip("the other body of the operation has a test of its own")
-    rig.platform.activate()
-    device = rig.device
+    fixture.platform.activate()
+    device = fixture.device
     random = torch.Generator().manual_seed(1)
     for rows, width, size in ((1, 1, 1), (5, 7, 16), (256, 2560, 16), (3, 4000, 1), (512, 3, 64)):
         page_ids = torch.randint(0, 1 << 20, (rows, width + 3), generator=random, dtype=torch.int32)[:, :width]

@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl_moe import executor, launch
 from minisgl_moe.executor import FusedMoE
-from minisgl_moe.launch import Form, Kernel, known, parts, power_of_two
+from minisgl_moe.launch import Form, Kernel, ceil_div, known, power_of_two
 from minisgl_moe.routing import FusedRouting
 from minisgl_moe.tiles import Tile, Tiling
 
@@ -143,8 +143,8 @@ def test_a_descriptor_does_not_keep_its_tensor() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**4))
-def test_whole_parts(total: int, of: int) -> None:
-    assert (parts(total, of) - 1) * of < total <= parts(total, of) * of
+def test_ceil_div_rounds_up(total: int, of: int) -> None:
+    assert (ceil_div(total, of) - 1) * of < total <= ceil_div(total, of) * of
     assert power_of_two(of).bit_count() == 1 and power_of_two(of) // 2 < of <= power_of_two(of)
 
 

@@ -18,89 +18,94 @@ __all__ = ["ACT", "ADD_NORM", "INSTANCES", "NORM", "ROPE", "CompiledOps", "act_s
 
 _NORM_FIELDS = (
     *("out", "x", "residual", "weight"),
-    *("out_step", "x_step", "residual_step", "width", "tokens", "eps"),
+    *("out_stride", "x_stride", "residual_stride", "width", "tokens", "eps"),
 )
 _EPS = frozenset({"eps"})
 NORM: Final = Kernel("minisgl::rms_norm", _NORM_FIELDS, _EPS)
 ADD_NORM: Final = Kernel("minisgl::add_rms_norm", _NORM_FIELDS, _EPS)
-ACT: Final = Kernel("minisgl::act_and_mul", ("out", "x", "x_step", "width", "tokens", "blocks_per_row"))
+ACT: Final = Kernel("minisgl::act_and_mul", ("out", "x", "x_stride", "width", "tokens", "blocks_per_row"))
 ROPE: Final = Kernel(
     "minisgl::qk_norm_rope_store",
     (
         *("qkv", "q_weight", "k_weight", "positions", "cos_sin", "k_cache", "v_cache", "out_loc"),
-        *("qkv_step", "angle_step", "k_slot_step", "k_head_step", "v_slot_step", "v_head_step"),
+        *("qkv_stride", "angle_stride", "k_slot_stride", "k_head_stride", "v_slot_stride", "v_head_stride"),
         *("q_heads", "kv_heads", "width", "rotary", "tokens", "blocks_per_token", "eps"),
     ),
     _EPS,
 )
 
 BYTES: Final = 16
-"""Of a piece: what a thread moves at a time where everything is a multiple of it, else single elements."""
+"""Size of a vector: what one thread moves at a time where addresses, strides and widths are multiples of it; single
+elements otherwise."""
 INSTANCES: Final = {
     torch.bfloat16: ("minisgl::BFloat16, 8", "minisgl::BFloat16, 1"),
     torch.float16: ("minisgl::Float16, 8", "minisgl::Float16, 1"),
     torch.float32: ("float, 4", "float, 1"),
 }
-"""Template arguments: by pieces, by elements."""
+"""Template arguments by dtype: for vectors, for single elements."""
 
 WARP: Final = 32
 BLOCK: Final = 256
 WIDE_BLOCK: Final = 512
 HELD: Final = 4
-"""Pieces of a row that one thread of a norm keeps in registers"""
+"""Vectors of a row that one thread of a norm keeps in registers."""
 HEADS: Final = 16
-"""Heads of one block, at most"""
+"""Most heads of one block."""
 SPREAD: Final = 256
-"""Rows up to which the threads of a row are many and have little to do each: small batches are bound by latency."""
+"""Up to this number of rows each row gets many threads with little work each: small batches are bound by latency."""
 
 
-def _parts(total: int, of: int) -> int:
-    """How many parts of this size hold ``total``."""
-    return -(-total // of)
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
 
 
 @lru_cache(maxsize=1024)
-def norm_shape(tokens: int, pieces: int) -> Shape:
-    """Whole warps for each row."""
+def norm_shape(tokens: int, vectors: int) -> Shape:
+    """Launch shape of a norm: whole warps for each row."""
     per_thread = 1 if tokens <= SPREAD else HELD
-    lanes = min(WIDE_BLOCK, _parts(pieces, WARP * per_thread) * WARP)
+    lanes = min(WIDE_BLOCK, ceil_div(vectors, WARP * per_thread) * WARP)
     rows = max(1, min(BLOCK // lanes, tokens // SPREAD))
-    return Shape(_parts(tokens, rows), lanes, rows)
+    return Shape(ceil_div(tokens, rows), lanes, rows)
 
 
 @lru_cache(maxsize=1024)
-def act_shape(tokens: int, pieces: int) -> tuple[Shape, int]:
-    """Rows are cut into parts or share a block; the second number is the blocks of one row."""
+def act_shape(tokens: int, vectors: int) -> tuple[Shape, int]:
+    """Launch shape of the activation, and the number of blocks per row: long rows are cut, short ones share a block."""
     per_thread = 1 if tokens <= SPREAD else 2
-    parts = _parts(pieces, BLOCK * per_thread)
-    lanes = _parts(pieces, WARP * per_thread * parts) * WARP
+    parts = ceil_div(vectors, BLOCK * per_thread)
+    lanes = ceil_div(vectors, WARP * per_thread * parts) * WARP
     rows = max(1, min(BLOCK // lanes, tokens // SPREAD)) if parts == 1 else 1
-    return Shape(_parts(tokens, rows) * parts, lanes, rows), parts
+    return Shape(ceil_div(tokens, rows) * parts, lanes, rows), parts
 
 
 @lru_cache(maxsize=1024)
 def rope_shape(tokens: int, heads: int, pairs: int) -> tuple[Shape, int]:
-    """A power of two of threads for each head, up to a warp; the second number is the blocks of one token."""
+    """Launch shape of the rotary kernel, and the number of blocks per token.
+
+    Each head gets a power of two of threads, up to a warp.
+    """
     lanes = min(WARP, 1 << (pairs - 1).bit_length())
     whole = WARP // lanes  # heads that fill a warp
     most = max(whole, min(HEADS, BLOCK // lanes))
-    parts = _parts(heads, most)
-    rows = _parts(_parts(heads, parts), whole) * whole
+    parts = ceil_div(heads, most)
+    rows = ceil_div(ceil_div(heads, parts), whole) * whole
     return Shape(tokens * parts, lanes, rows), parts
 
 
 class Instances(NamedTuple):
-    """One kernel for one dtype."""
+    """The compiled variants of one kernel for one dtype."""
 
     size: int
-    """Bytes of an element"""
-    pieces: Run
+    """Bytes of an element."""
+    vectors: Run
     elements: Run
 
 
-class Standing(NamedTuple):
-    """What the calls of one layer's ``qk_norm_rope_store`` share: tensors that stay where they are as long as the
-    backend lives, and what follows from them.
+class LayerConstants(NamedTuple):
+    """What all calls of one layer's ``qk_norm_rope_store`` share, computed once.
+
+    The addresses are constant for the lifetime of the backend, so a call reads only those of its own inputs.
     """
 
     q_weight: torch.Tensor | None
@@ -108,20 +113,21 @@ class Standing(NamedTuple):
     cos_sin: torch.Tensor
     v_cache: torch.Tensor
     size: int
-    """Bytes of an element"""
-    joint: int
-    """The united bits of all their addresses and lengths in bytes."""
-    gains: tuple[int, int]
+    """Bytes of an element."""
+    align_bits: int
+    """Bitwise or of all addresses and of all strides and widths in bytes: 0 in the low bits means aligned."""
+    weights: tuple[int, int]
+    """Addresses of ``q_weight`` and ``k_weight``; 0 = no norm."""
     tables: tuple[int, int, int]
-    """Addresses of ``cos_sin`` and the caches"""
-    steps: tuple[int, int, int, int, int]
-    """Rows of ``cos_sin``; slots and heads of the caches"""
+    """Addresses of ``cos_sin``, the k cache and the v cache."""
+    strides: tuple[int, int, int, int, int]
+    """In elements: a row of ``cos_sin``; a slot and a head of the k cache, and of the v cache."""
     kv_heads: int
     width: int
     rotary: int
-    pieces: tuple[Run, int]
+    vectors: tuple[Run, int]
     elements: tuple[Run, int]
-    """With how many of them a head's half has to pair up or copy."""
+    """The kernel for single elements. The number in both is the pairs of one head, rotated or copied."""
 
     def is_for(
         self,
@@ -130,7 +136,7 @@ class Standing(NamedTuple):
         cos_sin: torch.Tensor,
         v_cache: torch.Tensor,
     ) -> bool:
-        """Do these go with the same k cache as before?"""
+        """True if these are the tensors that the constants were computed from."""
         return (
             self.v_cache is v_cache
             and self.q_weight is q_weight
@@ -140,14 +146,14 @@ class Standing(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """The kernels of one backend, and its layers."""
+    """The kernels of one backend, and the constants of its layers."""
 
     norm: dict[torch.dtype, Instances]
     add_norm: dict[torch.dtype, Instances]
     rope: dict[torch.dtype, Instances]
     act: dict[torch.dtype, Instances]
-    standing: dict[int, Standing]
-    """By the ``id`` of the k cache; an entry ends with that tensor."""
+    layers: dict[int, LayerConstants]
+    """Keyed by the ``id`` of the k cache; an entry is removed with that tensor."""
 
 
 _PREPARED: Alive[Prepared] = Alive()
@@ -158,12 +164,12 @@ def _rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: flo
     if not tokens:
         return
     size, run, elements = _PREPARED.find(number).norm[x.dtype]
-    to, at, gains = out.data_ptr(), x.data_ptr(), weight.data_ptr()
-    out_step, step, pieces = out.stride()[0], x.stride()[0], width * size // BYTES
-    if (to | at | gains | (out_step | step | width) * size) % BYTES:
-        run, pieces = elements, width
-    values = (to, at, 0, gains, out_step, step, 0, width, tokens, eps)
-    run(norm_shape(tokens, pieces), (out, x, None, weight), values)
+    to, at, weights = out.data_ptr(), x.data_ptr(), weight.data_ptr()
+    out_stride, step, vectors = out.stride()[0], x.stride()[0], width * size // BYTES
+    if (to | at | weights | (out_stride | step | width) * size) % BYTES:
+        run, vectors = elements, width
+    values = (to, at, 0, weights, out_stride, step, 0, width, tokens, eps)
+    run(norm_shape(tokens, vectors), (out, x, None, weight), values)
 
 
 def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, number: int) -> None:
@@ -171,12 +177,12 @@ def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
     if not tokens:
         return
     size, run, elements = _PREPARED.find(number).add_norm[x.dtype]
-    at, to, gains = x.data_ptr(), residual.data_ptr(), weight.data_ptr()
-    step, residual_step, pieces = x.stride()[0], residual.stride()[0], width * size // BYTES
-    if (at | to | gains | (step | residual_step | width) * size) % BYTES:
-        run, pieces = elements, width
-    values = (at, at, to, gains, step, step, residual_step, width, tokens, eps)
-    run(norm_shape(tokens, pieces), (x, x, residual, weight), values)
+    at, to, weights = x.data_ptr(), residual.data_ptr(), weight.data_ptr()
+    step, residual_stride, vectors = x.stride()[0], residual.stride()[0], width * size // BYTES
+    if (at | to | weights | (step | residual_stride | width) * size) % BYTES:
+        run, vectors = elements, width
+    values = (at, at, to, weights, step, step, residual_stride, width, tokens, eps)
+    run(norm_shape(tokens, vectors), (x, x, residual, weight), values)
 
 
 def _act_and_mul(out: torch.Tensor, x: torch.Tensor, number: int) -> None:
@@ -184,10 +190,10 @@ def _act_and_mul(out: torch.Tensor, x: torch.Tensor, number: int) -> None:
     if not tokens:
         return
     size, run, elements = _PREPARED.find(number).act[x.dtype]
-    to, at, step, pieces = out.data_ptr(), x.data_ptr(), x.stride()[0], width * size // BYTES
+    to, at, step, vectors = out.data_ptr(), x.data_ptr(), x.stride()[0], width * size // BYTES
     if (to | at | (step | width) * size) % BYTES:
-        run, pieces = elements, width
-    shape, parts = act_shape(tokens, pieces)
+        run, vectors = elements, width
+    shape, parts = act_shape(tokens, vectors)
     run(shape, (out, x), (to, at, step, width, tokens, parts))
 
 
@@ -207,14 +213,14 @@ def _qk_norm_rope_store(
     if not tokens:
         return
     prepared = _PREPARED.find(number)
-    own = prepared.standing.get(id(k_cache))
+    own = prepared.layers.get(id(k_cache))
     if own is None or not own.is_for(q_weight, k_weight, cos_sin, v_cache):
-        own = _standing(prepared.rope[qkv.dtype], q_weight, k_weight, cos_sin, k_cache, v_cache)
-        prepared.standing[id(k_cache)] = own
-        # Its id may be another tensor's afterwards. And a pool that was only tried out must not live on here.
-        weakref.finalize(k_cache, prepared.standing.pop, id(k_cache), None)
-    at, step, (run, pairs) = qkv.data_ptr(), qkv.stride()[0], own.pieces
-    if (own.joint | at | step * own.size) % BYTES:
+        own = _layer_constants(prepared.rope[qkv.dtype], q_weight, k_weight, cos_sin, k_cache, v_cache)
+        prepared.layers[id(k_cache)] = own
+        # Python may reuse the id for another tensor, and a pool that was made only to measure memory must be freed.
+        weakref.finalize(k_cache, prepared.layers.pop, id(k_cache), None)
+    at, step, (run, pairs) = qkv.data_ptr(), qkv.stride()[0], own.vectors
+    if (own.align_bits | at | step * own.size) % BYTES:
         run, pairs = own.elements
     heads = row // own.width
     shape, parts = rope_shape(tokens, heads, pairs)
@@ -222,40 +228,40 @@ def _qk_norm_rope_store(
     angles, k_at, v_at = own.tables
     # fmt: off
     run(shape, tensors, (
-        at, *own.gains, positions.data_ptr(), angles, k_at, v_at, out_loc.data_ptr(),
-        step, *own.steps,
+        at, *own.weights, positions.data_ptr(), angles, k_at, v_at, out_loc.data_ptr(),
+        step, *own.strides,
         heads - 2 * own.kv_heads, own.kv_heads, own.width, own.rotary, tokens, parts, eps,
     ))
     # fmt: on
 
 
-def _standing(
+def _layer_constants(
     kernels: Instances,
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
     cos_sin: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-) -> Standing:
+) -> LayerConstants:
     size, (_, _, kv_heads, width), half = kernels.size, k_cache.shape, cos_sin.shape[1] // 2
-    gains = (0, 0) if q_weight is None or k_weight is None else (q_weight.data_ptr(), k_weight.data_ptr())
+    weights = (0, 0) if q_weight is None or k_weight is None else (q_weight.data_ptr(), k_weight.data_ptr())
     tables = (cos_sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr())
     _, k_slot, k_head, _ = k_cache.stride()
     _, v_slot, v_head, _ = v_cache.stride()
-    angle_step, rest = cos_sin.stride()[0], width - half
-    joint = gains[0] | gains[1] | tables[0] | tables[1] | tables[2] | angle_step * 4
-    joint |= (width | half | k_slot | k_head | v_slot | v_head) * size
-    return Standing(
+    angle_stride, rest = cos_sin.stride()[0], width - half
+    align_bits = weights[0] | weights[1] | tables[0] | tables[1] | tables[2] | angle_stride * 4
+    align_bits |= (width | half | k_slot | k_head | v_slot | v_head) * size
+    return LayerConstants(
         *(q_weight, k_weight, cos_sin, v_cache),
         size,
-        joint,
-        gains,
+        align_bits,
+        weights,
         tables,
-        (angle_step, k_slot, k_head, v_slot, v_head),
+        (angle_stride, k_slot, k_head, v_slot, v_head),
         kv_heads,
         width,
         2 * half,
-        (kernels.pieces, rest * size // BYTES),
+        (kernels.vectors, rest * size // BYTES),
         (kernels.elements, rest),
     )
 
@@ -278,8 +284,8 @@ _ACT_AND_MUL = library.register("cpp_act_and_mul(Tensor(a!) out, Tensor x, int n
 
 
 class CompiledOps:
-    """float32 inside; all tensors but angles and integers are of one dtype. x, residual and qkv are overwritten where
-    the protocol allows it.
+    """Layer operations, computed in float32. All tensors except angles and integers have one dtype. ``x``, ``residual``
+    and ``qkv`` are overwritten where the protocol allows it.
 
     ``launcher``: what runs the kernels; by default they are compiled for the platform's GPU.
     """
@@ -332,8 +338,8 @@ class CompiledOps:
         return out
 
     def close(self) -> None:
-        """Let go of the layers' tensors."""
-        _PREPARED.find(self._number).standing.clear()
+        """Release the tensors of all layers."""
+        _PREPARED.find(self._number).layers.clear()
 
 
 def _prepare(launcher: Launcher) -> Prepared:

@@ -1,9 +1,9 @@
-"""Launching Triton's kernels for few microseconds of the host's time.
+"""Launch Triton kernels in a few microseconds of host time.
 
-At every launch Triton looks at every argument, to find the code that it compiled for arguments of their kind; that can
-take the host longer than the kernel takes the device. Here the first launch of a kind goes through Triton, which
-compiles; the code that it returns is kept, and later launches of the kind give it addresses and numbers, in the same
-call that Triton makes itself. The device sees no difference.
+At every launch Triton inspects every argument to look up the code that it compiled for that signature. This can take
+the host longer than the kernel takes the device. Here only the first launch of a signature goes through Triton, which
+compiles the kernel. The compiled code is cached, and later launches pass it addresses and numbers in the same call
+that Triton makes itself. The device sees no difference.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from triton import __version__, knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["KNOWN", "Form", "Kernel", "known", "parts", "power_of_two"]
+__all__ = ["KNOWN", "Form", "Kernel", "ceil_div", "known", "power_of_two"]
 
 KNOWN: Final = ((3, 4), (3, 9))
-"""The first and the last Triton whose way to start a compiled kernel this is; others launch as everybody does."""
+"""First and last Triton version whose internal launch call is known; other versions launch through Triton itself."""
 _ALIGNED: Final = 16
-"""Triton compiles for addresses (bytes) and strides (elements) that are multiples of it, and for others."""
+"""Triton compiles one variant for addresses (bytes) and strides (elements) that are multiples of this, and another for
+those that are not."""
 _WIDE: Final = 2**31
-"""Numbers from here on are of 64 bits."""
+"""From this value on Triton passes integers as 64 bits."""
 
 
-def parts(total: int, of: int) -> int:
-    """How many parts of this size hold ``total``. (``triton.cdiv``, made for kernels too, takes microseconds.)"""
-    return -(-total // of)
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    # triton.cdiv also works inside kernels, and takes microseconds on the host.
+    return -(-a // b)
 
 
 def power_of_two(least: int) -> int:
-    """The smallest power of two from ``least`` (at least 1) on."""
+    """The smallest power of two that is at least ``least`` (1 or more)."""
     return 1 << (least - 1).bit_length()
 
 
 def known(version: str) -> bool:
-    """Can this Triton's kernels, such as "3.6.0"'s, be started directly?"""
+    """True if kernels of this Triton version, such as "3.6.0", can be launched directly."""
     major, minor = version.split(".")[:2]
     return KNOWN[0] <= (int(major), int(minor)) <= KNOWN[1]
 
@@ -47,7 +49,7 @@ _DIRECT: Final = known(__version__)
 
 
 class _Code(NamedTuple):
-    """What Triton compiled, on its device, and how Triton itself starts it."""
+    """A kernel that Triton compiled for one device, and the call by which Triton launches it."""
 
     run: Callable[..., Any]
     function: int
@@ -55,11 +57,11 @@ class _Code(NamedTuple):
     stream_of: Callable[[int], int]
     """Device index -> handle of the current stream."""
     owner: Any
-    """Unloads the code when nobody holds it."""
+    """Triton's compiled kernel: the code is unloaded when this object is collected."""
 
 
 class Form:
-    """A kernel with its constants: made once by :meth:`Kernel.form`, launched often."""
+    """A kernel with its constant parameters: made once by :meth:`Kernel.form`, launched often."""
 
     def __init__(
         self, function: Any, constants: tuple[int, ...], warps: int, stages: int, block: tuple[int, int] | None
@@ -80,16 +82,16 @@ class Form:
         The kernel's parameters are the tensors, the stride if it has one, the numbers and the constants, in this order.
         Triton may compile for the stride alone (``do_not_specialize`` names the numbers, which are below 2**31).
         """
-        device, joint, even, plain = tensors[0].get_device(), 0, True, _DIRECT
+        device, align_bits, even, plain = tensors[0].get_device(), 0, True, _DIRECT
         addresses: list[Any] = []
         for tensor in tensors:
             address = tensor.data_ptr()
             addresses.append(address)
-            joint |= address
+            align_bits |= address
         if stride is not None:
             even, numbers = stride % _ALIGNED == 0, (stride, *numbers)
             plain = plain and 1 < stride < _WIDE
-        plain = plain and joint % _ALIGNED == 0 and not _watched()
+        plain = plain and align_bits % _ALIGNED == 0 and not _has_launch_hooks()
         kind = (device, even, *[tensor.dtype for tensor in tensors])
         code = self._codes.get(kind) if plain else None
         if code is None:
@@ -107,7 +109,7 @@ class Form:
     def _launch_by_triton(
         self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], numbers: tuple[int, ...]
     ) -> _Code | None:
-        """Launch as everybody does, compiling where need be. None where the interpreter runs."""
+        """Launch through Triton, which compiles where necessary. Returns None under the interpreter."""
         first: Any = tensors[0]
         if self._block is not None:
             first = TensorDescriptor.from_tensor(first.view(-1, first.shape[-1]), list(self._block))
@@ -118,7 +120,7 @@ class Form:
 
 
 class Kernel:
-    """A function for Triton, and its forms."""
+    """A Triton function and its forms."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -140,7 +142,7 @@ class Kernel:
 
 
 class _Address:
-    """Stands for a tensor in a descriptor that may outlive it: where it is, and its dtype."""
+    """The address and dtype of a tensor, for a descriptor that may outlive the tensor."""
 
     def __init__(self, address: int, dtype: torch.dtype) -> None:
         self._address, self.dtype = address, dtype
@@ -155,7 +157,7 @@ def _descriptor(address: int, dtype: torch.dtype, shape: torch.Size, block: tupl
     return TensorDescriptor(_Address(address, dtype), [rows, depth], [depth, 1], list(block))
 
 
-def _watched() -> bool:
-    """Has somebody, such as a profiler, asked Triton to be told of launches?"""
+def _has_launch_hooks() -> bool:
+    """True if a launch hook is registered with Triton, as profilers do."""
     begin, end = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool((begin and getattr(begin, "calls", True)) or (end and getattr(end, "calls", True)))

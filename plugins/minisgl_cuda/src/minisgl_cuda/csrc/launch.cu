@@ -17,7 +17,7 @@ struct Entry {
 
 #define MINISGL_ENTRY(...) {#__VA_ARGS__, reinterpret_cast<const void*>(&__VA_ARGS__)}
 
-// Every dtype, by pieces of 16 bytes and by single elements.
+// Every dtype, by vectors of 16 bytes and by single elements.
 #define MINISGL_ENTRIES(kernel)                                                                    \
     MINISGL_ENTRY(kernel<minisgl::BFloat16, 8>), MINISGL_ENTRY(kernel<minisgl::BFloat16, 1>),      \
         MINISGL_ENTRY(kernel<minisgl::Float16, 8>), MINISGL_ENTRY(kernel<minisgl::Float16, 1>),    \

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <minisgl/device.h>
-#include <minisgl/pieces.h>
+#include <minisgl/vectors.h>
 
 namespace minisgl {
 
@@ -15,34 +15,34 @@ struct RopeArgs {
     void* k_cache;
     void* v_cache;
     const int32_t* out_loc;  // (tokens,): the slot of each token
-    int64_t qkv_step, angle_step;  // elements from a token, or a position, to the next
-    int64_t k_slot_step, k_head_step, v_slot_step, v_head_step;  // in elements
+    int64_t qkv_stride, angle_stride;  // elements from a token, or a position, to the next
+    int64_t k_slot_stride, k_head_stride, v_slot_stride, v_head_stride;  // in elements
     int64_t q_heads, kv_heads;
-    int64_t width, rotary;  // of a head, and the part of it that turns
+    int64_t width, rotary;  // elements of a head, and how many of them are rotated
     int64_t tokens;
     int64_t blocks_per_token;
     double eps;
 };
 
-// What one thread turns: dimensions i and i + rotary / 2 for i in a piece, or one piece that does not turn.
+// What one thread rotates: dimensions i and i + rotary / 2 for each i of a vector; or one vector that is only copied.
 template <class T, int COUNT>
 struct Pair {
-    Piece<T, COUNT> a, b;
+    Vector<T, COUNT> a, b;
 };
 
-// Of one head: the pieces of pair `i`. Pairs from `turning` on have no a.
+// The vectors of pair `i` of a head. Pairs from `turning` on are not rotated and have no a.
 template <class T, int COUNT>
 __device__ __forceinline__ Pair<T, COUNT> load_pair(const T* head, int i, int turning) {
     Pair<T, COUNT> pair;
-    if (i < turning) pair.a = load_piece<COUNT>(head + i * COUNT);
-    pair.b = load_piece<COUNT>(head + (i + turning) * COUNT);
+    if (i < turning) pair.a = load_vector<COUNT>(head + i * COUNT);
+    pair.b = load_vector<COUNT>(head + (i + turning) * COUNT);
     return pair;
 }
 
 template <class T, int COUNT>
 __device__ __forceinline__ void store_pair(T* head, int i, int turning, const Pair<T, COUNT>& pair) {
-    if (i < turning) store_piece(head + i * COUNT, pair.a);
-    store_piece(head + (i + turning) * COUNT, pair.b);
+    if (i < turning) store_vector(head + i * COUNT, pair.a);
+    store_vector(head + (i + turning) * COUNT, pair.b);
 }
 
 template <class T, int COUNT>
@@ -51,30 +51,30 @@ __device__ __forceinline__ float sum_of_squares(const Pair<T, COUNT>& pair, int 
 }
 
 template <class T, int COUNT>
-__device__ __forceinline__ void scale_piece(
-    const Piece<T, COUNT>& piece, float scale, const T* weight, float (&out)[COUNT]) {
+__device__ __forceinline__ void scale_vector(
+    const Vector<T, COUNT>& vector, float scale, const T* weight, float (&out)[COUNT]) {
 #pragma unroll
-    for (int j = 0; j < COUNT; ++j) out[j] = widen(piece.elements[j]);
+    for (int j = 0; j < COUNT; ++j) out[j] = widen(vector.elements[j]);
     if (weight == nullptr) return;
-    const Piece<T, COUNT> gain = load_piece<COUNT>(weight);
+    const Vector<T, COUNT> weights = load_vector<COUNT>(weight);
 #pragma unroll
-    for (int j = 0; j < COUNT; ++j) out[j] = out[j] * scale * widen(gain.elements[j]);
+    for (int j = 0; j < COUNT; ++j) out[j] = out[j] * scale * widen(weights.elements[j]);
 }
 
-// Norm (weight null: none) and rotation. `angles`: the token's row of cosines, then sines.
+// Norm (none if weight is null) and rotation. `angles`: the token's row of cosines, then sines.
 template <class T, int COUNT>
 __device__ __forceinline__ Pair<T, COUNT> turned(
     const Pair<T, COUNT>& pair, int i, int turning, float scale, const T* weight, const float* angles) {
     Pair<T, COUNT> out;
     float b[COUNT];
-    scale_piece(pair.b, scale, weight == nullptr ? nullptr : weight + (i + turning) * COUNT, b);
+    scale_vector(pair.b, scale, weight == nullptr ? nullptr : weight + (i + turning) * COUNT, b);
     if (i >= turning) {
 #pragma unroll
         for (int j = 0; j < COUNT; ++j) out.b.elements[j] = narrow<T>(b[j]);
         return out;
     }
     float a[COUNT], cosines[COUNT], sines[COUNT];
-    scale_piece(pair.a, scale, weight == nullptr ? nullptr : weight + i * COUNT, a);
+    scale_vector(pair.a, scale, weight == nullptr ? nullptr : weight + i * COUNT, a);
     load_floats(angles + i * COUNT, cosines);
     load_floats(angles + (i + turning) * COUNT, sines);
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ Pair<T, COUNT> turned(
 }
 
 // blockDim = (threads of one head: a power of two up to 32, heads of one block), whole warps. Each thread reads and
-// writes dimensions that no other one touches, so nothing is overwritten too early.
+// writes dimensions that no other thread touches, so the update in place is safe.
 template <class T, int COUNT>
 __global__ void __launch_bounds__(256) qk_norm_rope_store(const RopeArgs args) {
     let_next_kernel_start();
@@ -97,18 +97,18 @@ __global__ void __launch_bounds__(256) qk_norm_rope_store(const RopeArgs args) {
     const int q_heads = static_cast<int>(args.q_heads), kv_heads = static_cast<int>(args.kv_heads);
     const bool is_q = index < q_heads, is_v = index >= q_heads + kv_heads;
     const int turning = static_cast<int>(args.rotary) / 2 / COUNT;
-    // Heads behind the last have no pairs, but their threads meet the others in the sum.
+    // Threads past the last head have no pairs, but they must take part in the shuffles of the sum.
     const int pairs = index < q_heads + 2 * kv_heads ? static_cast<int>(args.width) / COUNT - turning : 0;
     const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
-    T* head = static_cast<T*>(args.qkv) + token * args.qkv_step + index * args.width;
-    const float* angles = args.cos_sin + args.positions[token] * args.angle_step;
+    T* head = static_cast<T*>(args.qkv) + token * args.qkv_stride + index * args.width;
+    const float* angles = args.cos_sin + args.positions[token] * args.angle_stride;
     const int64_t slot = args.out_loc[token];
     const int64_t kv_head = index - q_heads - (is_v ? kv_heads : 0);
-    T* cached = is_v ? static_cast<T*>(args.v_cache) + slot * args.v_slot_step + kv_head * args.v_head_step
-                     : static_cast<T*>(args.k_cache) + slot * args.k_slot_step + kv_head * args.k_head_step;
+    T* cached = is_v ? static_cast<T*>(args.v_cache) + slot * args.v_slot_stride + kv_head * args.v_head_stride
+                     : static_cast<T*>(args.k_cache) + slot * args.k_slot_stride + kv_head * args.k_head_stride;
     const T* weight = is_v ? nullptr : static_cast<const T*>(is_q ? args.q_weight : args.k_weight);
 
-    // The first pair stays in registers: usually it is the only one.
+    // The first pair stays in registers; usually there is no other.
     Pair<T, COUNT> own{};
     if (first < pairs) own = load_pair<T, COUNT>(head, first, turning);
     float scale = 1.0f;

@@ -1,4 +1,4 @@
-"""The KV kernels and the shapes they are launched in: everything that is decided on the host before one runs."""
+"""The KV kernels and their launch shapes: what the host decides before a launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..launch import Kernel, Shape
 __all__ = ["INDEX", "STORE", "UNITS", "shape_for", "unit_of"]
 
 UNITS: Final = {16: "minisgl::Bytes16", 4: "uint32_t", 2: "uint16_t", 1: "uint8_t"}
-"""What a thread moves at a time, by its size in bytes, widest first."""
+"""What one thread moves at a time, keyed by its size in bytes, widest first."""
 
 STORE: Final = Kernel(
     "minisgl::kv_store",
@@ -34,21 +34,21 @@ INDEX: Final = Kernel(
 
 WARP: Final = 32
 BLOCK: Final = 256
-"""Threads"""
+"""Threads of a block."""
 SPREAD: Final = 256
-"""Blocks below which a block gets one row only: small batches should reach many multiprocessors."""
+"""With fewer blocks than this each block gets one row: small batches should reach many multiprocessors."""
 
 
-def unit_of(joint: int) -> int:
-    """The widest unit that divides all the addresses and lengths whose bits ``joint`` unites."""
-    if not joint & 15:
+def unit_of(align_bits: int) -> int:
+    """The widest unit in bytes that divides all addresses and lengths; ``align_bits`` is their bitwise or."""
+    if not align_bits & 15:
         return 16
-    return min(joint & -joint, 4)
+    return min(align_bits & -align_bits, 4)
 
 
 @lru_cache(maxsize=1024)
 def shape_for(rows: int, units: int) -> Shape:
-    """One warp or several for each of ``rows`` rows of ``units`` units; ``rows`` is not 0."""
+    """Launch shape for ``rows`` rows (at least one) of ``units`` units: one warp or more per row."""
     lanes = max(WARP, min(BLOCK, -(-units // WARP) * WARP))
     per_block = max(1, min(BLOCK // lanes, rows // SPREAD))
     return Shape(-(-rows // per_block), lanes, per_block)

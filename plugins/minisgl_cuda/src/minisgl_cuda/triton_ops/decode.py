@@ -1,17 +1,17 @@
-"""Split-KV decode attention (Flash-Decoding, Dao et al. 2023) on paged caches, planned by nobody.
+"""Split-KV decode attention (Flash-Decoding, Dao et al. 2023) on paged caches, without a host plan.
 
-Slots are read from the engine's own page table, whatever the page size: four bytes beside a token's K and V.
+Slots are read from the engine's page table, whatever the page size: four bytes per token, little next to its K and V.
 Every row's keys are cut into equal parts on the device, so one launch shape serves all lengths and a graph can
 replay it while sequences grow. The query heads that share a kv head form one tile. B rows, K kv heads, G = H / K.
 
-The parts of a row are joined in one of two ways. After it: a second kernel, which starts when all parts are written.
-Inside: each program counts itself in when its part is written, and the one that comes last joins them. That saves a
-launch, and costs where many parts meet in one program. Nobody waits for anybody, so it does not matter which programs
-run at the same time; and parts are added in their order, not in that of arrival, so a result does not vary.
+The parts of a row are joined in one of two ways. Two launches: a second kernel joins them when all are written. One
+launch: each program increments a counter when its part is written, and the last one joins all parts. This saves a
+launch and costs time where one program has many parts to join. No program waits for another, so it does not matter
+which programs run at the same time. Parts are added in their order and not in order of arrival: results do not vary.
 
-The counters stand at zero between launches: whoever joins puts its counter back. This holds while launches that share
-counters follow each other, as on one stream. A launch that dies half-way leaves counters up, but that is a CUDA error
-after which the process can use none of its device memory.
+The counters are zero between launches: the program that joins resets its counter. This requires that launches which
+share counters follow each other, as on one stream. A launch that fails half-way leaves counters above zero, but after
+such a CUDA error the process cannot use its device memory any more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JOINED_PER_WARP = 2048
 
 @triton.jit
 def _cut(length, window, SPLITS: tl.constexpr, block_t):
-    """(visible keys, keys of a part): without a division, which would stand between the length and the keys."""
+    """(visible keys, keys of a part): without a division, which would delay the loads of the keys."""
     visible = tl.minimum(length, window)
     return visible, (tl.cdiv(visible, SPLITS) + block_t - 1) & -block_t
 
@@ -80,7 +80,7 @@ def _split_kernel(
     v_ptr,
     out_ptr,
     table_ptr,
-    lines_ptr,
+    table_idx_ptr,
     kv_lens_ptr,
     acc_ptr,
     log_ptr,
@@ -93,7 +93,7 @@ def _split_kernel(
     out_head,
     slot_stride,
     head_stride,
-    table_line,
+    table_stride,
     window,
     G: tl.constexpr,
     DIM: tl.constexpr,
@@ -116,14 +116,14 @@ def _split_kernel(
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     in_head = (g < G)[:, None] & (d < DIM)[None, :]
     # What does not hang on the length is asked for before the length is known.
-    line = tl.load(lines_ptr + row)
+    index = tl.load(table_idx_ptr + row)
     length = tl.load(kv_lens_ptr + row)
     q = tl.load(q_ptr + row * q_row + (head * G + g)[:, None] * q_head + d[None, :], mask=in_head, other=0.0)
-    slots_ptr = table_ptr + line.to(tl.int64) * table_line
+    slots_ptr = table_ptr + index.to(tl.int64) * table_stride
     visible, part = _cut(length, window, SPLITS, BLOCK_T)
-    # No line is negative: asked here, because its load would otherwise be moved behind this branch, and so behind that
+    # No index is negative: asked here, because its load would otherwise be moved behind this branch, and so behind that
     # of the length.
-    if (split * part >= visible) | (line < 0):
+    if (split * part >= visible) | (index < 0):
         return
     start = length - visible + split * part
     end = tl.minimum(start + part, length)
@@ -216,7 +216,7 @@ def _decode_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     table: torch.Tensor,
-    lines: torch.Tensor,
+    table_idx: torch.Tensor,
     kv_lens: torch.Tensor,
     scratch: torch.Tensor,
     arrived: torch.Tensor | None,
@@ -240,7 +240,7 @@ def _decode_attention(
     held = JOINED_PER_WARP * warps // (block_d * join_heads) if inside else JOINED_PER_WARP * 4 // block_d
     at_once = max(1, min(splits, held))
     _split_kernel[(rows, kv_heads, splits)](
-        q, k_cache, v_cache, out, table, lines, kv_lens, acc, log, arrived if inside else lines,
+        q, k_cache, v_cache, out, table, table_idx, kv_lens, acc, log, arrived if inside else table_idx,
         scale if capped else scale * 1.4426950408889634, softcap, q.stride(0), q.stride(1), out.stride(0),
         out.stride(1), k_cache.stride(1), k_cache.stride(2), table.stride(0), window, G=group, DIM=dim, SPLITS=splits,
         CAP=capped, BLOCK_G=max(16, join_heads), BLOCK_D=block_d, BLOCK_T=block_t, UPCAST=INTERPRETED, JOIN=inside,
@@ -257,13 +257,13 @@ def _decode_attention(
 
 
 decode_attention = library.register(
-    "decode_attention(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor table, Tensor lines, "
+    "decode_attention(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor table, Tensor table_idx, "
     "Tensor kv_lens, Tensor(b!) scratch, Tensor(c!)? arrived, float scale, int window, float softcap, int splits, "
     "int block_t, int warps, int stages, bool dependent) -> ()",
     _decode_attention,
     DEVICES,
 )
 """q (B, H, D), caches (P+1, S, K, D), kv_lens (B,) -> out (B, H, D). Row b's token at position i is in slot
-``table[lines[b], i]``: table (R, L), lines (B,). kv_lens of at least 1. softcap 0 = none; scratch float32 of B * H *
-splits * (D + 1); arrived: int32, B * K zeros that are zero again afterwards, to join the parts inside one launch, or
-None for two launches; dependent: programmatic dependent launches (compute capability 9.0)"""
+``table[table_idx[b], i]``: table (R, L), table_idx (B,). Each of kv_lens is at least 1. softcap 0 = none. scratch:
+float32, B * H * splits * (D + 1). arrived: int32, B * K zeros, zero again afterwards, to join the parts within
+one launch; None = two launches. dependent: programmatic dependent launch (compute capability 9.0)"""

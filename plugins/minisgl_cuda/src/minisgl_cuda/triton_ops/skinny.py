@@ -4,9 +4,10 @@ A program owns BLOCK_N rows of the weight and streams them once. M = 1 multiplie
 rows go through the tensor cores, padded to 16. Under a dependent launch the weight is on its way before x is there:
 reading it is what takes the time, and the kernels between two products leave the memory idle.
 
-A product can end with silu(gate) * up: a program then owns pairs of rows, a gate and its up. One of a single row can
-also take in the norm before it: every program adds the residual and scales by the gains as it reads x, and divides by
-the root of the mean square at the end. With more rows each program would redo too much: it was measured twice as slow.
+A product can be fused with silu(gate) * up behind it: a program then owns pairs of rows, a gate and its up. With a
+single row of x it can also be fused with the norm before it: every program adds the residual and multiplies by the
+norm's weights as it reads x, and divides by the root of the mean square at the end. With more rows each program would
+repeat too much of this work: it was measured twice as slow.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ __all__ = ["MAX_ROWS", "Tile", "default_tile", "skinny_linear"]
 
 MAX_ROWS = 16
 AHEAD_BYTES = 128
-"""Of the weight that a thread holds in registers while it waits for x"""
-MOST_LINES = 64
-"""Of a row of the weight that are asked for while the kernel waits for several rows of x"""
+"""Bytes of the weight that a thread holds in registers while it waits for x."""
+MOST_CACHE_LINES = 64
+"""Cache lines per weight row that are prefetched while the kernel waits for x, at most."""
 Tile = tuple[int, int, int, int]
 """(BLOCK_N, BLOCK_K, num_warps, num_stages)"""
 
 
 @triton.jit
-def _fetch(w_ptr, rows, w_stride, N, BEGIN: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr):
-    """Ask the second-level cache for LINES lines of 128 bytes of these rows of 16-bit numbers, from column BEGIN on."""
-    k = tl.minimum(BEGIN + tl.arange(0, LINES) * 64, K - 1)
+def _fetch(w_ptr, rows, w_stride, N, BEGIN: tl.constexpr, K: tl.constexpr, CACHE_LINES: tl.constexpr):
+    """Prefetch into the L2 cache: CACHE_LINES lines of 128 bytes per row, 16-bit elements, from column BEGIN on."""
+    k = tl.minimum(BEGIN + tl.arange(0, CACHE_LINES) * 64, K - 1)
     at = (w_ptr + tl.minimum(rows, N - 1).to(tl.int64)[:, None] * w_stride + k[None, :]).to(tl.int64)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
@@ -41,7 +42,7 @@ def _fetch(w_ptr, rows, w_stride, N, BEGIN: tl.constexpr, K: tl.constexpr, LINES
 
 @triton.jit
 def _own_rows(N, BLOCK_N: tl.constexpr, PAIRS: tl.constexpr):
-    """This program's rows of the weight, and which of them exist. PAIRS: a gate, its up, the next gate, its up..."""
+    """This program's rows of the weight, and a mask of those that exist. PAIRS: gate and up rows alternate."""
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = row < N
     if PAIRS:
@@ -51,7 +52,7 @@ def _own_rows(N, BLOCK_N: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def _input(x_at, residual_at, total_at, inside, kept, NORM: tl.constexpr):
-    """Some of x; where NORM, of x + residual, rounded as later layers see it, and stored where ``kept``."""
+    """Load x. With NORM: x + residual, rounded as later layers see it, and stored where ``kept``."""
     x = tl.load(x_at, mask=inside, other=0.0)
     if NORM:
         total = x.to(tl.float32) + tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
@@ -62,7 +63,7 @@ def _input(x_at, residual_at, total_at, inside, kept, NORM: tl.constexpr):
 
 @triton.jit
 def _activated(out, DTYPE: tl.constexpr, M: tl.constexpr, PAIRS: tl.constexpr):
-    """(M, 2 PAIRS) -> silu(gate) * up (M, PAIRS), both rounded to DTYPE before, as they are where the product ends."""
+    """(M, 2 PAIRS) -> silu(gate) * up (M, PAIRS). Gate and up are rounded to DTYPE first, as in the unfused path."""
     gate, up = tl.split(tl.reshape(out.to(DTYPE).to(tl.float32), (M, PAIRS, 2)))
     return gate / (1.0 + tl.exp(-gate)) * up
 
@@ -74,7 +75,7 @@ def _gemv_kernel(
     bias_ptr,
     out_ptr,
     residual_ptr,
-    gain_ptr,
+    norm_weight_ptr,
     total_ptr,
     w_stride,
     N,
@@ -86,7 +87,7 @@ def _gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,
-    LINES: tl.constexpr,
+    CACHE_LINES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     let_next_kernel_start(DEPENDENT)
@@ -94,15 +95,15 @@ def _gemv_kernel(
     base = w_ptr + rows.to(tl.int64)[:, None] * w_stride
     k = tl.arange(0, AHEAD)
     w = tl.load(base + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
-    # Weights are no kernel's output, so they come while the previous one still computes x.
+    # Weights are not the output of a kernel, so they may be loaded while the previous kernel still computes x.
     if DEPENDENT and K > AHEAD:
-        _fetch(w_ptr, rows, w_stride, N, AHEAD, K, LINES)
+        _fetch(w_ptr, rows, w_stride, N, AHEAD, K, CACHE_LINES)
     wait_for_previous_kernel(DEPENDENT)
     kept = tl.where(tl.program_id(0) == 0, K, 0)  # one program stores the sum
     x = _input(x_ptr + k, residual_ptr + k, total_ptr + k, k < K, k < kept, NORM).to(tl.float32)
     if NORM:
         power = tl.sum(x * x, axis=0)
-        x *= tl.load(gain_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        x *= tl.load(norm_weight_ptr + k, mask=k < K, other=0.0).to(tl.float32)
     out = tl.sum(w.to(tl.float32) * x[None, :], axis=1)
     if K > AHEAD:
         sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -112,7 +113,7 @@ def _gemv_kernel(
             x_rest = _input(x_ptr + at, residual_ptr + at, total_ptr + at, at < K, at < kept, NORM).to(tl.float32)
             if NORM:
                 squares += x_rest * x_rest
-                x_rest *= tl.load(gain_ptr + at, mask=at < K, other=0.0).to(tl.float32)
+                x_rest *= tl.load(norm_weight_ptr + at, mask=at < K, other=0.0).to(tl.float32)
             w_rest = tl.load(base + at[None, :], mask=inside[:, None] & (at < K)[None, :], other=0.0)
             sums += w_rest.to(tl.float32) * x_rest[None, :]
         out += tl.sum(sums, axis=1)
@@ -129,7 +130,7 @@ def _gemv_kernel(
     tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-# One variant for any number of rows: a variant is compiled when it is first met, and no request may wait for that.
+# One variant serves every number of rows: Triton compiles a variant at first use, and no request may wait for that.
 @triton.jit(do_not_specialize=["M"])
 def _skinny_kernel(
     x_ptr,
@@ -147,14 +148,14 @@ def _skinny_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    LINES: tl.constexpr,
+    CACHE_LINES: tl.constexpr,
     DEPENDENT: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     let_next_kernel_start(DEPENDENT)
     rows, inside = _own_rows(N, BLOCK_N, ACT)
     if DEPENDENT:
-        _fetch(w_ptr, rows, w_stride, N, 0, K, LINES)
+        _fetch(w_ptr, rows, w_stride, N, 0, K, CACHE_LINES)
     wait_for_previous_kernel(DEPENDENT)
     tokens = tl.arange(0, BLOCK_M)
     live = tokens < M
@@ -207,42 +208,43 @@ def _skinny_linear(
     act: bool = False,
     total: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    gain: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
     dependent = dependent and not INTERPRETED
     rows, (n, k) = x.shape[0], weight.shape
     if residual is not None and rows != 1:
-        raise ValueError(f"a product of {rows} rows cannot take in a norm, only one of a single row")
+        raise ValueError(f"a product of {rows} rows cannot be fused with a norm, only one of a single row")
     grid = (triton.cdiv(n, block_n),)
     held = ahead(block_n, block_k, warps, k) if rows == 1 else 0
-    lines = min(MOST_LINES, triton.next_power_of_2(max(1, -(-(k - held) // 64))))
+    cache_lines = min(MOST_CACHE_LINES, triton.next_power_of_2(max(1, -(-(k - held) // 64))))
     # Pointers that a form of a kernel never follows still have to be pointers.
     tensors = (x, weight, weight if bias is None else bias, out)
     forms = {"BIAS": bias is not None, "ACT": act, "DEPENDENT": dependent}
     if rows == 1:
-        before = (x, x, x) if residual is None else (residual, gain, total)
+        before = (x, x, x) if residual is None else (residual, norm_weight, total)
         _gemv_kernel[grid](
             *tensors, *before, weight.stride(0), n, eps, K=k, **forms, NORM=residual is not None, BLOCK_N=block_n,
-            BLOCK_K=block_k, AHEAD=held, LINES=lines, num_warps=warps, num_stages=stages, launch_pdl=dependent,
+            BLOCK_K=block_k, AHEAD=held, CACHE_LINES=cache_lines, num_warps=warps, num_stages=stages,
+            launch_pdl=dependent,
         )  # fmt: skip
     else:
         _skinny_kernel[grid](
             *tensors, x.stride(0), weight.stride(0), out.stride(0), rows, n, K=k, **forms, BLOCK_M=16,
-            BLOCK_N=block_n, BLOCK_K=block_k, LINES=lines, UPCAST=INTERPRETED, num_warps=warps, num_stages=stages,
-            launch_pdl=dependent,
+            BLOCK_N=block_n, BLOCK_K=block_k, CACHE_LINES=cache_lines, UPCAST=INTERPRETED, num_warps=warps,
+            num_stages=stages, launch_pdl=dependent,
         )  # fmt: skip
 
 
 skinny_linear = library.register(
     "skinny_linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, int block_n, int block_k, int warps, "
-    "int stages, bool dependent, bool act=False, Tensor(b!)? total=None, Tensor? residual=None, Tensor? gain=None, "
-    "float eps=0.0) -> ()",
+    "int stages, bool dependent, bool act=False, Tensor(b!)? total=None, Tensor? residual=None, "
+    "Tensor? norm_weight=None, float eps=0.0) -> ()",
     _skinny_linear,
     DEVICES,
 )
 """x (M, K) with M <= MAX_ROWS, weight (N, K), bias (N,) -> out (M, N); the four numbers are a Tile; dependent: a
 programmatic dependent launch (compute capability 9.0), which reads the weight before earlier kernels are done.
 
-act: out (M, N/2) = silu(gate) * up of weight rows gate, then up. residual (1, K), gain (K,), eps and total (1, K)
-together, with M = 1: total = x + residual, and the product is of rms_norm(total) * gain."""
+act: out (M, N/2) = silu(gate) * up of weight rows gate, then up. residual (1, K), norm_weight (K,), eps and total
+(1, K) are given together, with M = 1: total = x + residual, and the product reads rms_norm(total) * norm_weight."""

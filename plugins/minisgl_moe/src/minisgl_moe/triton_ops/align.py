@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..kernels import DEVICES, library
-from ..launch import Form, Kernel, parts, power_of_two
+from ..launch import Form, Kernel, ceil_div, power_of_two
 
 __all__ = ["MOST_BLOCK_M", "Alignment", "align", "block_bound"]
 
@@ -154,15 +154,15 @@ class _Cut(NamedTuple):
 def _cut(pairs: int, num_experts: int, block_m: int, most_chunks: int) -> _Cut:
     lanes = power_of_two(num_experts)
     step = max(16, min(128, 16384 // lanes, power_of_two(pairs)))
-    steps = parts(pairs, step * most_chunks)
-    chunks = parts(pairs, step * steps)
+    steps = ceil_div(pairs, step * most_chunks)
+    chunks = ceil_div(pairs, step * steps)
     bound = block_bound(pairs, num_experts, block_m)
     warps = 16 if step * lanes > 8192 else 8  # registers for a (step, lanes) matrix
     return _Cut(
         steps,
         chunks,
         bound,
-        chunks + 1 + parts(bound, _BLOCKS),
+        chunks + 1 + ceil_div(bound, _BLOCKS),
         _COUNT.form((lanes, step), warps=8),
         _PLACE.form((int(chunks == 1), lanes, step, _COUNT_ROWS, _BLOCKS), warps=warps),
     )

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..kernels import DEVICES, library
-from ..launch import Form, Kernel, parts, power_of_two
+from ..launch import Form, Kernel, ceil_div, power_of_two
 from ..tiles import Tile
 from .align import block_bound
 
@@ -136,7 +136,7 @@ def _product_form(
     m, n, k, group_m, warps, stages, swap, tma = tile
     constants = (int(gated), rows, depth, m, n, k, group_m, swap, tma, int(widen))
     form = _GROUPED.form(constants, warps=warps, stages=stages, block=(n, k) if tma else None)
-    return block_bound(pairs, num_experts, m) * parts(rows, n), form
+    return block_bound(pairs, num_experts, m) * ceil_div(rows, n), form
 
 
 def _up_grouped(
@@ -191,7 +191,7 @@ _SUM = Kernel(_sum_kernel)
 def _sum_form(top_k: int, width: int) -> tuple[int, Form]:
     """With how many programs share a token."""
     block = min(1024, power_of_two(width))
-    return parts(width, block), _SUM.form((top_k, width, block), warps=4)
+    return ceil_div(width, block), _SUM.form((top_k, width, block), warps=4)
 
 
 def _sum_pairs(out: torch.Tensor, pairs: torch.Tensor, ids: torch.Tensor, num_experts: int) -> None:

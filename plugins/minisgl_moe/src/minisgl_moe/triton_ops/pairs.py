@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..kernels import DEVICES, library
-from ..launch import Form, Kernel, parts
+from ..launch import Form, Kernel, ceil_div
 from ..tiles import Tile
 
 __all__ = ["down_pairs", "up_pairs"]
@@ -98,14 +98,14 @@ _UP, _DOWN = Kernel(_up_kernel), Kernel(_down_kernel)
 def _up_form(rows: int, depth: int, tile: Tile) -> tuple[int, Form]:
     """With how many programs share a pair."""
     form = _UP.form((rows, depth, tile.block_n, tile.block_k), warps=tile.warps)
-    return parts(rows, tile.block_n), form
+    return ceil_div(rows, tile.block_n), form
 
 
 @lru_cache(maxsize=256)
 def _down_form(top_k: int, rows: int, depth: int, tile: Tile) -> tuple[int, Form]:
     """With how many programs share a token."""
     form = _DOWN.form((top_k, rows, depth, tile.block_n, tile.block_k), warps=tile.warps)
-    return parts(rows, tile.block_n), form
+    return ceil_div(rows, tile.block_n), form
 
 
 def _up_pairs(out: torch.Tensor, x: torch.Tensor, w13: torch.Tensor, ids: torch.Tensor, tile: Sequence[int]) -> None:
