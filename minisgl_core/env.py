@@ -1,6 +1,6 @@
-"""Switches read from ``MINISGL_*`` environment variables: each typed, each settable at run time.
+"""Switches that are read from ``MINISGL_*`` environment variables, typed and settable at run time.
 
-A variable is read when its value is asked for, so that it may be set after import; a value set in the program wins.
+A variable is read when its value is used, so it may be set after import. A value set in the program takes precedence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class EnvVar(Generic[T]):
-    """One switch. ``value`` is what the program set, else what the environment says, else the default."""
+    """One switch. ``value`` is what the program set, else the environment variable, else the default."""
 
     def __init__(self, name: str, default: Callable[[], T], parse: Callable[[str], T], accepts: str, help: str) -> None:  # noqa: A002
         self.name, self.accepts, self.help = name, accepts, help
@@ -27,7 +27,7 @@ class EnvVar(Generic[T]):
 
     @property
     def default(self) -> T:
-        """Where neither the program nor the environment says anything."""
+        """The value if neither the program nor the environment sets one."""
         return self._default()
 
     @property
@@ -40,7 +40,7 @@ class EnvVar(Generic[T]):
             return self._default()
         try:
             return self._parse(text.strip())
-        except (ValueError, RuntimeError) as error:  # the latter from a home folder that nobody has
+        except (ValueError, RuntimeError) as error:  # RuntimeError: the home folder of an unknown user
             raise ConfigError(
                 f"{self.name} is {text!r}", field=self.name, value=text, remedy=f"use {self.accepts}, or unset it"
             ) from error
@@ -50,7 +50,7 @@ class EnvVar(Generic[T]):
         self._set = [value]
 
     def reset(self) -> None:
-        """Forget what the program set."""
+        """Discard the value that the program set."""
         self._set = []
 
 

@@ -1,6 +1,6 @@
-"""Every error a user can meet. One line: what, which value, what to do; what has more to say adds lines below it.
+"""Every error that users can meet: one line with the fault, the value and the remedy; longer errors add lines below.
 
-The command line prints ``str(error)`` and exits with ``exit_code``; a traceback appears only with ``--debug``.
+The command line prints ``str(error)`` and exits with ``exit_code``; it shows a traceback only with ``--debug``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = [
 ]
 
 _SAME: Final = 0.8
-"""How similar two words are, of which one is the other with a slip."""
+"""Lowest similarity of two words that count as the same word with a typing error."""
 _BREAKS: Final = r"_.:+\s()-"
-"""Between words, also of names that are phrases, such as ``attention fa+flashinfer``."""
+"""Separates words, also in names that are phrases, such as ``attention fa+flashinfer``."""
 _WORDS: Final = re.compile(f"[^{_BREAKS}]+")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``did you mean 'x'?`` for the known name closest to a mistyped one; empty if none is close.
 
-    What all of them begin with, such as ``MINISGL_``, makes none of them closer. A name that has all words of the
-    mistyped one (``OVERLAP``: ``DISABLE_OVERLAP_SCHEDULING``) goes before one that only looks similar.
+    A prefix that all names share, such as ``MINISGL_``, does not count. A name that contains all words of the mistyped
+    one (``OVERLAP``: ``DISABLE_OVERLAP_SCHEDULING``) is preferred to one that is only similar.
     """
     names = sorted(known)
     shared = len(_shared_words([name, *names])) if len(names) > 1 else 0
@@ -50,13 +50,13 @@ def _closest(name: str, among: Sequence[str], cutoff: float) -> str | None:
 
 
 def _has_words(name: str, wanted: str) -> bool:
-    """Does each word of ``wanted`` stand in ``name``, but for a slip?"""
+    """True if each word of ``wanted`` occurs in ``name``, except for typing errors."""
     words = _WORDS.findall(name)
     return all(_closest(word, words, _SAME) for word in _WORDS.findall(wanted) or [""])
 
 
 def _shared_words(names: Sequence[str]) -> str:
-    """The beginning that all have in common, up to the end of a word."""
+    """The common prefix of all names, cut at the end of a word."""
     ends = zip(min(names), max(names), strict=False)  # what these two share, all between them share
     shared = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
     match = re.match(f".*[{_BREAKS}]", shared)
@@ -64,10 +64,10 @@ def _shared_words(names: Sequence[str]) -> str:
 
 
 class MinisglError(Exception):
-    """Base of all errors for users.
+    """Base class of all errors for users.
 
-    ``field`` is the name of the setting, parameter or file at fault, ``value`` what it held, ``remedy`` what to do,
-    ``details`` lines that follow the first one.
+    ``field`` is the setting, parameter or file at fault, ``value`` its value, ``remedy`` what to do, and ``details``
+    the lines that follow the first one.
     """
 
     exit_code = 1
@@ -87,7 +87,7 @@ class MinisglError(Exception):
 
 
 class UsageError(MinisglError):
-    """The call itself is wrong: an unknown name, a value out of range, a path that is not there."""
+    """The call is invalid: an unknown name, a value out of range, a path that does not exist."""
 
     exit_code = 2
 
@@ -105,7 +105,7 @@ class CheckpointError(MinisglError):
 
 
 class BackendError(MinisglError):
-    """No backend can do what was asked; carries the reasons of each candidate in its message."""
+    """No backend can serve the request; the message has the reasons of each candidate."""
 
 
 class EngineError(MinisglError):
@@ -113,7 +113,7 @@ class EngineError(MinisglError):
 
 
 def unknown_name(owner: str, name: str, value: object, known: Iterable[str], hints: Mapping[str, str]) -> UsageError:
-    """The error for a keyword that ``owner`` does not know. ``hints``: other libraries' name -> what to do here."""
+    """The error for a keyword that ``owner`` does not have. ``hints``: names in other libraries -> what to use here."""
     names = sorted(known)
     remedy = hints.get(name) or nearest(name, names) or f"known are {', '.join(names)}"
     return UsageError(f"{owner} has no parameter `{name}`", field=name, value=value, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Files that results go to: tried out before the work whose result they hold, and written whole or not at all."""
+"""Output files: checked before the work whose result they will hold, and written atomically."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ _ANOTHER_FOLDER: Final = "name a folder that you may write to"
 
 
 def require_writable_folder(folder: Path, what: str, *, field: str, remedy: str = _ANOTHER_FOLDER) -> None:
-    """Make the folder if it is not there, and try a file in it: ``what`` is to go there, perhaps much later.
+    """Create the folder if necessary and write a test file in it. ``what`` describes what will be stored there.
 
-    Raises :class:`UsageError`, about ``field``, if it cannot be made or written to.
+    Raises :class:`UsageError` about ``field`` if the folder cannot be created or written to.
     """
     with _refusing(f"{what} cannot be written to {str(folder)!r}", folder, field, remedy):
         _try_folder(folder)
 
 
 def require_writable_file(path: Path, what: str, *, field: str) -> None:
-    """The same for one file, which need not exist and is not changed; ``what`` stands before its path in the message.
+    """Check that a file can be written; it need not exist and is not changed. ``what`` precedes its path in the
+    message.
 
-    Raises :class:`UsageError`, for a folder, a device and a file that is read-only too: to replace it takes no right to
-    write it, but whoever made it so wants to keep it.
+    Raises :class:`UsageError` for a folder, a device, and a read-only file.
     """
+    # Replacing a read-only file would be possible, but its owner made it read-only on purpose.
     with _refusing(f"{what} {path} cannot be written", path, field, _ANOTHER_FILE):
         _try_file(path)
 
 
 def write_whole(path: Path, text: str, what: str, *, field: str) -> None:
-    """Write beside and rename: whoever reads the file finds the old content or the new one. A link stays a link.
+    """Write a temporary file and rename it, so that a reader finds either the old or the new content. Links are kept.
 
-    Raises :class:`UsageError` as :func:`require_writable_file` does, and if the disk has no room.
+    Raises :class:`UsageError` like :func:`require_writable_file`, and if the disk is full.
     """
     with _refusing(f"{what} {path} cannot be written", path, field, _ANOTHER_FILE):
         target = _try_file(path)
@@ -70,7 +71,7 @@ def _try_folder(folder: Path) -> None:
 
 
 def _try_file(path: Path) -> Path:
-    """The file itself, where the path is a link to one."""
+    """Check one file and return it, with links resolved."""
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise OSError(f"it is {'a folder' if path.is_dir() else 'no regular file'}")
     if path.exists() and not os.access(path, os.W_OK):

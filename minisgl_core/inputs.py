@@ -1,6 +1,7 @@
-"""Input gates: what becomes of each key of a file that minisgl reads. No key is accepted and ignored in silence.
+"""Input gates: the treatment of each key of a file that minisgl reads. No key is ignored silently.
 
-One :class:`Gate` per reader is a table, key to :class:`Rule`. docs/reference/inputs.md is generated from these tables.
+Each reader has one :class:`Gate`, a table of keys and their :class:`Rule`. docs/reference/inputs.md is generated from
+these tables.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ _LONGEST_VALUE: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of one key.
+    """The treatment of one key.
 
-    ``used``: the reader reads it; ``ignored``: it changes no answer; ``warned``: it is not applied, and the log says so
-    once; ``refused``: answers would be wrong without it. The last two leave ``neutral`` values alone; null is one.
+    ``used``: the reader reads it. ``ignored``: it does not change any answer. ``warned``: it is not applied, and the
+    log says so once. ``refused``: answers would be wrong without it. The last two allow ``neutral`` values; null is
+    one.
     """
 
     fate: Literal["used", "ignored", "warned", "refused"]
     why: str
-    """What it is used for; or why it is harmless, not applied, or refused."""
+    """What the key is used for, or why it is harmless, not applied, or refused."""
     remedy: str = ""
     neutral: tuple[object, ...] = ()
 
     def concerns(self, value: object) -> bool:
-        """Does this value change anything?"""
+        """True if this value would change something."""
         return value is not None and not any(type(value) is type(item) and value == item for item in self._neutral)
 
     @property
@@ -48,38 +50,40 @@ class Rule:
 
 
 def used(what: str) -> Rule:
-    """The reader reads it. ``what`` for."""
+    """The rule for a key that the reader reads; ``what`` it is used for."""
     return Rule("used", what)
 
 
 def ignored(why: str) -> Rule:
-    """No value of it changes an answer, and ``why``."""
+    """The rule for a key that changes no answer, and ``why``."""
     return Rule("ignored", why)
 
 
 def warned(why: str, *neutral: object) -> Rule:
-    """Not applied, which the log says once unless the value is null or ``neutral``."""
+    """The rule for a key that is not applied: the log says so once, unless the value is null or ``neutral``."""
     return Rule("warned", why, neutral=neutral)
 
 
 def refused(why: str, remedy: str, *neutral: object) -> Rule:
-    """Refused unless the value is null or ``neutral``."""
+    """The rule for a key that is refused unless its value is null or ``neutral``."""
     return Rule("refused", why, remedy, neutral)
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The keys of one reader. A name that ends in ``*`` means all keys that begin so; an exact name wins."""
+    """The keys of one reader. A name that ends in ``*`` matches all keys with that prefix; an exact name takes
+    precedence.
+    """
 
     title: str
     """Such as ``config.json``."""
     rules: Mapping[str, Rule]
     unknown: Literal["warned", "refused"] = "warned"
-    """What becomes of a key without a rule; a null is only ever refused."""
+    """The treatment of a key without a rule; a null value is reported only if such keys are refused."""
     error: type[MinisglError] = CheckpointError
 
     def rule(self, key: str) -> Rule | None:
-        """The rule of a key; None if it has none."""
+        """The rule for a key; None if there is none."""
         if key in self.rules:
             return self.rules[key]
         prefixes = [name[:-1] for name in self.rules if name.endswith("*") and key.startswith(name[:-1])]
@@ -108,7 +112,7 @@ class Gate:
         return self.error(message, field=key, value=value, remedy=rule.remedy)
 
     def report_unknown(self, keys: Iterable[str], where: str, prefix: str = "") -> None:
-        """Refuse the first unknown key, or warn about all of them in one line, as the gate says."""
+        """Refuse the first unknown key, or warn about all of them in one line, depending on the gate."""
         keys = sorted(keys)
         if keys and self.unknown == "refused":
             raise self.error(
@@ -123,11 +127,11 @@ class Gate:
 
 
 def shown(value: object) -> str:
-    """A value for a message, in one short line."""
+    """A value as text of one short line, for a message."""
     return f"{value!r:.{_LONGEST_VALUE}}"
 
 
 @functools.lru_cache(maxsize=_WARNINGS_KEPT)
 def warn_once(message: str) -> None:
-    """Log a warning, once per process: a start reads the same files several times."""
+    """Log a warning once per process; a start reads the same files several times."""
     log.warning("%s", message)

@@ -1,4 +1,4 @@
-"""Progress bars for work that takes a while: text in a terminal, a widget in a notebook, nothing in a log."""
+"""Progress bars for long operations: text in a terminal, a widget in a notebook, nothing in a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def progress_bar(title: str, total: int, *, shown: bool = True, leave: bool = Fa
 
 
 def progress_counter(title: str, total: int) -> Callable[[], None]:
-    """A bar; the returned function moves it on by one, and closes it at the end."""
+    """A progress bar. The returned function advances it by one, and closes it at the end."""
     bar = progress_bar(title, total)
 
     def advance() -> None:

@@ -1,6 +1,6 @@
 """Ablations: the same work with one thing changed at a time.
 
-All rows run in one process beside this one, an engine after the other, so that imports, compiled kernels and measured
+All rows run in one child process, one engine after the other, so that imports, compiled kernels and measured
 ceilings are shared. A row that breaks may leave a device that answers nothing any more: the rows after it get a fresh
 process. A backend's refusal costs nothing of the kind.
 """
@@ -44,9 +44,9 @@ rate). Measured: ``rate`` (tokens per second: in for prefill, out for the rest) 
 WARM_UP: Final = 8
 """A row's warm-up is this much shorter than its work."""
 LONGEST_ERROR: Final = 4000
-"""Characters of an error that are kept: all reasons against a backend, but not all that a compiler says"""
+"""Characters of an error that are kept: enough for all reasons against a backend, not for all compiler output."""
 REFUSALS: Final = (BackendError, ConfigError)
-"""What is raised before anything has run."""
+"""Errors that are raised before anything has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,22 @@ class Job:
     config: EngineConfig
     mode: str
     workloads: Mapping[str, Workload]
-    """By mode: of ``mode``, and of those that some variants name"""
+    """Workloads by mode: that of ``mode``, and those that some variants name."""
     tp_size: int = 1
     repeat: int = 1
 
     def mode_of(self, variant: Variant) -> str:
-        """The work that a variant is measured on."""
+        """The mode on which a variant is measured."""
         return variant.mode if variant.mode is not None and variant.mode in self.workloads else self.mode
 
 
 def ablate(
     job: Job, variants: tuple[Variant, ...], limit_s: float = 600.0, target: Target | None = None
 ) -> Iterator[Row]:
-    """Every row as soon as it is there, the default's first. A row that is silent for ``limit_s`` seconds is ended.
+    """Yield every row as soon as it is measured, the default first.
 
-    Raises :class:`BackendError` if there is no plan for the default. ``target``: what the process runs,
-    :func:`measure_rows` but for tests.
+    A row without progress for ``limit_s`` seconds is stopped. Raises :class:`BackendError` if there is no plan for the
+    default. ``target``: the function that the process runs; other than :func:`measure_rows` only in tests.
     """
     make_plan(job.config, read_model_config(job.config.model_path))
     base: dict[str, float] = {}
@@ -88,7 +88,9 @@ def ablate(
 
 
 def measure_rows(connection: Connection, job: Job, variants: tuple[Variant, ...], switches: Mapping[str, Any]) -> None:
-    """Send the rows of one variant after the other. Runs in a process of its own: see :mod:`.isolated`."""
+    """Measure the rows of one variant after the other and send them. Runs in a separate process: see
+    :mod:`.isolated`.
+    """
     for switch in ENV.all():
         switch.value = switches[switch.name]
     bench = _Bench(job, variants)
@@ -97,7 +99,7 @@ def measure_rows(connection: Connection, job: Job, variants: tuple[Variant, ...]
         try:
             for row in bench.rows(variant):
                 connection.send({"variant": variant.name, **row})
-        except Exception as error:  # the table must show the others all the same
+        except Exception as error:  # the table must still show the others
             suspect = not isinstance(error, REFUSALS)
             text = one_line(str(error), LONGEST_ERROR) or type(error).__name__
             row = {"variant": variant.name, "mode": job.mode_of(variant), "error": text}
@@ -106,7 +108,7 @@ def measure_rows(connection: Connection, job: Job, variants: tuple[Variant, ...]
 
 
 class _Bench:
-    """What the rows of one process share."""
+    """State shared by the rows of one process."""
 
     def __init__(self, job: Job, variants: tuple[Variant, ...]) -> None:
         self._job = job
@@ -117,7 +119,7 @@ class _Bench:
         self._overlap = not ENV.DISABLE_OVERLAP_SCHEDULING.value
 
     def rows(self, variant: Variant) -> Iterator[Row]:
-        """One per mode: the default on all modes of this process, the others on their own."""
+        """One row per mode: the default on all modes of this process, the others on their own."""
         job = self._job
         modes = self._modes if variant == DEFAULT else [job.mode_of(variant)]
         if variant.needs_experts and self._model.moe is None:
@@ -146,7 +148,7 @@ class _Bench:
                 yield {"mode": workload.mode, **_figures(workload, result, session), **served}
 
     def _is_default(self, variant: Variant, config: EngineConfig, plan: Plan) -> bool:
-        """Would its engine do the same as the default's?"""
+        """True if the variant's engine would be the same as the default's."""
 
         def facts(config: EngineConfig, plan: Plan, overlap: bool) -> tuple[Any, ...]:
             return plan.to_json(), capture_sizes(config, plan), config.cache, config.max_prefill_tokens, overlap
@@ -155,7 +157,7 @@ class _Bench:
         return mine == facts(self._job.config, self._base_plan, self._overlap)
 
     def _changed(self, variant: Variant, plan: Plan) -> dict[str, str]:
-        """Entry by entry, what serves it instead of the default's backend; and which options are others."""
+        """For each plan entry the backend that replaces the default's, and options that differ."""
         before = self._base_plan.summary()
         changed = {entry: label for entry, label in plan.summary().items() if before.get(entry) != label}
         if plan.page_size != self._base_plan.page_size:

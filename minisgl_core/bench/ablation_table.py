@@ -1,4 +1,4 @@
-"""The table of an ablation in a file. One that is measured in several runs grows there, as long as all are alike."""
+"""The table of an ablation in a file, which may be measured in several runs under equal conditions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FIELD: Final = "--out"
 
 
 class AblationTable:
-    """``facts`` are what all rows have in common, as JSON data; ``workloads`` is the work by mode.
+    """The rows of an ablation, optionally backed by a file.
 
-    With a file, its rows are kept, and those that are added take the places of those of the same variant and mode. A
-    row's ``relative`` stays: it is of the default that was measured beside it, see :meth:`other_default`. Several runs
-    may add to one file at once, such as one on each GPU: it is read again before each writing, and says from the start
-    what it is about.
+    ``facts``: what all rows have in common, as JSON data. ``workloads``: the work by mode. Rows of the file are kept; a
+    new row replaces that of the same variant and mode. The ``relative`` of a row refers to the default that was
+    measured together with it, see :meth:`other_default`. Several runs may add to one file at once, such as one on each
+    GPU: the file is read again before each write, and is created at the start.
     """
 
     def __init__(self, facts: Mapping[str, Any], workloads: Mapping[str, Any], path: Path | None = None) -> None:
-        """Raises :class:`UsageError` for a file that holds no ablation, or one of other facts or other work."""
+        """Raises :class:`UsageError` for a file that is not an ablation, or has other facts or other work."""
         self._facts, self._workloads, self._path = dict(facts), dict(workloads), path
         self._commands = [self._facts.pop("command")] if "command" in self._facts else []
         self._rows: dict[tuple[str, str], Row] = {}
@@ -39,7 +39,7 @@ class AblationTable:
         self._write()
 
     def _join(self) -> None:
-        """Take over what the file holds, if it is there."""
+        """Add the rows of the file, if it exists."""
         path = self._path
         if path is None or not path.exists():
             return
@@ -67,14 +67,14 @@ class AblationTable:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As plain JSON data."""
+        """The table as plain JSON data."""
         return {**self._facts, "commands": self._commands, "workloads": self._workloads, "rows": self.rows}
 
     def add(self, row: Row) -> None:
-        """Also to the file, at once: what was measured before an end by force stays readable.
+        """Add a row, also to the file, so that it survives if the run is killed.
 
-        A default that failed does not take the place of one that was measured, to which other rows relate.
-        Raises :class:`UsageError` if the file has become one that cannot be added to.
+        A failed default does not replace a measured one, to which other rows refer. Raises :class:`UsageError` if rows
+        cannot be added to the file any more.
         """
         self._join()
         place = row["variant"], row["mode"]
@@ -83,12 +83,14 @@ class AblationTable:
         self._write()
 
     def other_default(self, row: Row) -> float | None:
-        """The rate of the default that the row's ``relative`` is of, where that is not the default in this table."""
+        """The rate of the default that the ``relative`` of this row refers to, if it is not the default
+        in this table.
+        """
         if not row["relative"]:
             return None
         own = row["rate"] / row["relative"]
-        standing = self._rows.get((DEFAULT.name, row["mode"]), {}).get("rate")
-        return None if standing is not None and math.isclose(own, standing) else float(own)
+        present = self._rows.get((DEFAULT.name, row["mode"]), {}).get("rate")
+        return None if present is not None and math.isclose(own, present) else float(own)
 
     def _write(self) -> None:
         if self._path is not None:

@@ -1,4 +1,6 @@
-"""What measurements depend on, as JSON data, and in what two of them differ: told by the names that one can change."""
+"""The conditions of a measurement as JSON data, and the differences between two of them in terms that a user can
+change.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ __all__ = ["differences", "plan_facts"]
 _DIGEST: Final = "digest"
 _JOINT: Final = ("page_size", "kv_layout", "dtype", "kv_dtype")
 _OWN_NAMES: Final = ("default", "plan")
-"""What is below these goes by its own name, as in the config file or in ``minisgl explain``."""
+"""Below these keys, names are used without a prefix, as in the config file and in ``minisgl explain``."""
 _ABSENT: Final = object()
-_TOLD: Final = 6
-"""Differences that are named; two plans of other plugins differ everywhere."""
+_MOST_LISTED: Final = 6
+"""Most differences that are listed; two plans of different plugins differ everywhere."""
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
-    """The plan's digest, and what it is a digest of: joint values, the backend of each slot, options and versions."""
+    """The plan's digest, and its content: the joint values, the backend of each slot, options and versions."""
     content = plan.to_json()
     facts: dict[str, Any] = {_DIGEST: plan.digest(), **{name: content[name] for name in _JOINT}, "graphs": plan.graph}
     choices = [bucket.choice for bucket in plan.buckets]
@@ -30,14 +32,14 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """``device is cpu there and NVIDIA H200 here; versions: torch is ...``; empty if all that ``here`` has is the same.
+    """Describe what differs, such as ``device is cpu there and NVIDIA H200 here``; empty if all of ``here`` is equal.
 
-    Of two plans the choices are named, and their digests only where these are the same.
+    For two plans the choices are listed; the digests are listed only if the choices are equal.
     """
     found = list(_differing(there, here))
-    more = len(found) - _TOLD
+    more = len(found) - _MOST_LISTED
     if more > 0:
-        found[_TOLD:] = [f"and {more} more"]
+        found[_MOST_LISTED:] = [f"and {more} more"]
     return "; ".join(found)
 
 
@@ -64,13 +66,13 @@ def _within(name: str, there: Mapping[str, Any], here: Mapping[str, Any], within
 
 
 def _line(name: str, there: object, here: object, within: str) -> str:
-    return f"{within}{name} is {_told(there)} there and {_told(here)} here"
+    return f"{within}{name} is {_as_text(there)} there and {_as_text(here)} here"
 
 
-def _told(value: object) -> str:
-    """As people write it."""
+def _as_text(value: object) -> str:
+    """A value as readable text."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_told(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {_as_text(item)}" for key, item in value.items())
     if isinstance(value, bool):
         return "on" if value else "off"
     return "absent" if value is _ABSENT else "unset" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What happens inside an engine while it serves: passes, steps of the scheduler, and when tokens came."""
+"""Instrumentation of a running engine: passes, scheduler steps, and the arrival times of tokens."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ __all__ = ["Clock", "Instrumentation", "StepKind", "StepTime"]
 
 Clock = Callable[[], float]
 StepKind = Literal["steady", "changed", "prefill"]
-"""By what a step launched. ``steady``: a decode pass of the same rows as the pass before, and no request ended in this
-step. ``changed``: any other decode pass. ``prefill``: a prefill pass.
+"""The kind of a step.
+
+``steady``: a decode pass of the same rows as the previous pass, and no request ended in this step. ``changed``: any
+other decode pass. ``prefill``: a prefill pass.
 """
 
 
 class StepTime(NamedTuple):
-    """Seconds that one step of the scheduler took of the host, without waiting for tokens and without measuring.
+    """Host time of one scheduler step in seconds, without waiting for tokens and without the instrumentation.
 
-    On a CPU, which computes while it launches, the launch is not counted either.
+    On a CPU, which computes while it launches, the launch is excluded as well.
     """
 
     kind: StepKind
     host: float
     launch: float
-    """Of ``host``: launching the pass, in ``Engine.forward_batch``."""
+    """Part of ``host``: launching the pass, in ``Engine.forward_batch``."""
 
 
 class Instrumentation:
-    """Between an idle engine and its scheduler for one run; a context manager. ``clock`` counts seconds."""
+    """Instruments an idle engine and its scheduler for one run, as a context manager. ``clock`` counts seconds."""
 
     def __init__(self, engine: Engine, scheduler: Scheduler, clock: Clock) -> None:
         self._engine, self._scheduler, self._clock = engine, scheduler, clock
@@ -52,9 +54,9 @@ class Instrumentation:
         self.passes: list[PassFacts] = []
         self.steps: list[StepTime] = []
         self.first: dict[int, float] = {}
-        """By uid: when its first token came."""
+        """Time of the first token, by uid."""
         self.last: dict[int, float] = {}
-        """By uid: when it ended."""
+        """Time of the end, by uid."""
         self.cached_tokens = 0
         """Prompt tokens that were found in the prefix cache."""
         self.tokens: Counter[int] = Counter()
@@ -69,12 +71,14 @@ class Instrumentation:
         del self._engine.forward_batch, self._scheduler.step
 
     def device_seconds(self) -> float:
-        """Between the first and the last operation of each pass, gaps included; call when all work is done."""
+        """Seconds between the first and the last operation of each pass, gaps included. Call it when
+        all work is done.
+        """
         self._engine.platform.synchronize()
         return sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
 
     def _reset(self) -> None:
-        """A step begins."""
+        """Reset at the beginning of a step."""
         self._kind: StepKind | None = None
         self._launch = self._waited = self._measuring = 0.0
 
@@ -127,7 +131,7 @@ class Instrumentation:
         tokens = int(batch.device_lens().sum()) - context
         self.passes.append(PassFacts(batch.is_decode, tokens, batch.size, context))
         rows = batch.table_idx if batch.is_decode else None
-        same = rows is not None and rows is self._rows  # other Reqs mean another array
+        same = rows is not None and rows is self._rows  # another set of Reqs means another array
         self._kind = "prefill" if batch.is_prefill else "steady" if same else "changed"
         self._rows = rows
 
@@ -138,7 +142,7 @@ class Instrumentation:
 
 
 class _TimedWait:
-    """An event whose waiting is counted."""
+    """An event that measures the time spent waiting for it."""
 
     def __init__(self, event: Event, wait: Callable[[Callable[[], Any]], None]) -> None:
         self._event, self._wait = event, wait

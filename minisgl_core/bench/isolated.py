@@ -1,4 +1,4 @@
-"""Work in a process of its own, item after item, that survives what an item may do to the process."""
+"""Runs a list of items in a child process, and survives items that kill it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from minisgl_core.env import ENV
 __all__ = ["Finished", "Lost", "Target", "supervised"]
 
 LAST_STEPS_S: Final = 10.0
-"""For a process that is through to leave by itself"""
+"""Seconds that a finished process gets to exit by itself."""
 Target = Callable[[Connection, Any, tuple[Any, ...], Mapping[str, Any]], None]
-"""``target(connection, job, items, switches)`` runs in the process: for each item in order it sends any messages, then
-:class:`Finished`. ``switches``: what ``ENV`` says in the parent, by name.
+"""``target(connection, job, items, switches)`` runs in the child process. For each item, in order, it sends any
+messages and then :class:`Finished`. ``switches``: the values of ``ENV`` in the parent, by name.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An item is through. ``suspect``: the process is no longer to be trusted; the next item gets a fresh one."""
+    """An item has finished. ``suspect``: the process is not reliable any more; the next item gets a new one."""
 
     suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Why an item did not finish. ``silent``: it was ended because nothing was heard of it."""
+    """Why an item did not finish. ``silent``: it was stopped because it sent no message in time."""
 
     why: str
     silent: bool = False
@@ -46,9 +46,10 @@ class Lost:
 def supervised(
     target: Target, job: object, items: Sequence[Any], limit_s: float, deadline: float = math.inf
 ) -> Iterator[tuple[Any, Any]]:
-    """(item, message) as they come; :class:`Lost` as the last message of an item that died, or was silent for
-    ``limit_s`` seconds or until ``deadline`` (by ``time.monotonic``). The items after it run in another process.
-    ``job`` and items are pickled.
+    """Yield (item, message) as they arrive.
+
+    :class:`Lost` is the last message of an item that died, or sent nothing for ``limit_s`` seconds or until
+    ``deadline`` (by ``time.monotonic``). The items after it run in another process. ``job`` and items are pickled.
     """
     pending = list(items)
     while pending:
@@ -78,7 +79,7 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
     theirs.close()
     try:
         yield process, ours
-        process.join(LAST_STEPS_S)  # all is said, or it was killed
+        process.join(LAST_STEPS_S)  # it has sent everything, or was killed
     finally:
         ours.close()
         process.kill()
@@ -88,17 +89,17 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
 def _work(
     target: Target, connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapping[str, Any]
 ) -> None:
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which Python would call leaked after an end by force
+    tqdm.set_lock(threading.RLock())  # it holds a semaphore that Python would report as leaked after a kill
     target(connection, job, items, switches)
 
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Ctrl-C in a terminal reaches every process: those that start meanwhile never hear it, and this one decides.
+    """Block Ctrl-C for child processes that start meanwhile: only this process handles it.
 
-    They inherit the mask, so that it holds while they import too. A Ctrl-C meanwhile arrives afterwards.
+    Children inherit the signal mask, so it holds while they import, too. A Ctrl-C in between is delivered afterwards.
     """
-    resource_tracker.ensure_running()  # to start it, as a process's start would, unblocks the signal
+    resource_tracker.ensure_running()  # starting it later, with the first process, would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

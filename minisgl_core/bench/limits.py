@@ -1,8 +1,8 @@
-"""What the hardware allows: each pass must read its weights and its keys and values, and do its multiplications.
+"""The hardware limit: each pass must read its weights, keys and values, and do its multiplications.
 
-The limit of a pass is the larger of bytes over memory bandwidth and operations over the matrix rate, both as measured
-on this device; attention's own multiplications and activations are left out, experts are drawn uniformly. Of prompt
-tokens that give no token the last layer needs keys and values alone.
+The limit of a pass is the larger of bytes over memory bandwidth and operations over the matrix rate, both measured on
+this device. Attention's own multiplications and activations are left out; experts are assumed to be drawn uniformly. In
+the last layer, prompt tokens that produce no token need only their keys and values.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class Ceilings:
     """Measured rates of one device."""
 
     bytes_per_s: float
-    """Read and written, of a large copy."""
+    """Bytes per second read and written by a large copy."""
     flops_per_s: float
-    """Of a large square product in the compute dtype. On a CPU in float32 if that is faster: torch has CPUs multiply
-    half-precision numbers slowly, and they can be widened."""
+    """Rate of a large square product in the compute dtype. On a CPU the rate in float32 if that is higher: torch
+    multiplies half-precision numbers slowly there, and they can be widened.
+    """
 
 
 def measure_ceilings(platform: Platform, dtype: torch.dtype) -> Ceilings:
-    """Best of several: a ceiling, not an average. About a second."""
+    """Measure the ceilings, which takes about a second. The best of several measurements counts, not their mean."""
     on_cpu = platform.device.type == "cpu"
     elements, side = (1 << 24, 1024) if on_cpu else (1 << 31, 8192)
     source = torch.ones(elements, dtype=torch.uint8, device=platform.device)
@@ -67,7 +68,7 @@ def _best_seconds(platform: Platform, call: Callable[[], object], repeats: int =
 
 
 def pass_seconds(model: ModelConfig, facts: PassFacts, ceilings: Ceilings, item_bytes: int, ranks: int = 1) -> float:
-    """Shortest time of one pass, its work spread over ``ranks`` devices."""
+    """The shortest possible time of one pass, distributed over ``ranks`` devices."""
     keys_and_values = 2 * model.num_kv_heads * model.head_dim * model.hidden_size
     queries_and_output = 2 * model.num_q_heads * model.head_dim * model.hidden_size
     head = model.vocab_size * model.hidden_size

@@ -1,4 +1,4 @@
-"""Runs a workload as users would, through ``LLM``, and computes its figures from the times."""
+"""Runs a workload through ``LLM`` like a user, and computes its figures from the times."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ __all__ = ["Figures", "Result", "measure"]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run. None: the work has no such thing. Milliseconds per request are medians over requests, microseconds
-    per step medians over steps.
+    """The figures of one run; None where the work has no such figure.
+
+    Milliseconds per request are medians over requests, microseconds per step medians over steps.
     """
 
     seconds: float
-    """From the call to the last answer."""
+    """Seconds from the call to the last answer."""
     tok_s: float
-    """Tokens out per second."""
+    """Output tokens per second."""
     in_tok_s: float
     """Prompt tokens per second."""
     cached_tokens: int
     """Prompt tokens that were found in the prefix cache."""
     ttft_ms: float
-    """From the call to a request's own first token."""
+    """Time from the call to the first token of a request."""
     tpot_ms: float | None
-    """From its first token to its last, per token after the first."""
+    """Time from the first to the last token of a request, per token after the first."""
     limit_share: float
-    """Shortest possible time of the passes that were run, over ``seconds``."""
+    """Shortest possible time of all passes, divided by ``seconds``."""
     device_pass_share: float
-    """Time between the first and the last operation of passes on the device, over ``seconds``. Gaps between the
-    launches of an eager pass are in it.
+    """Time between the first and the last operation of passes on the device, divided by ``seconds``; gaps between the
+    launches of an eager pass are included.
     """
     host_us_per_step: float | None
     """Host time of a decode step: see :class:`~.instrumentation.StepTime`."""
     host_us_steady: float | None
-    """Of those, steps in which no row joined or left,"""
+    """Host time of decode steps in which no row joined or left,"""
     launch_us_steady: float | None
-    """and of that, launching the pass."""
+    """and the part of it that launches the pass."""
     host_us_changed: float | None
-    """Steps in which some did."""
+    """Host time of decode steps in which rows joined or left."""
     host_us_prefill: float | None
     """Host time of a step that launches a prefill pass."""
     steps_steady: int
@@ -70,27 +71,27 @@ _WORST: Final[Mapping[str, Choose]] = {"seconds": max, "tok_s": min, "in_tok_s":
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Equal runs of one workload."""
+    """The results of equal runs of one workload."""
 
     runs: tuple[Figures, ...]
 
     @property
     def median(self) -> Figures:
-        """Figure by figure."""
+        """The median of each figure."""
         return Figures(**{field.name: _over(statistics.median, field.name, self.runs) for field in fields(Figures)})
 
     @property
     def slowest(self) -> dict[str, float | None]:
-        """The worst of the runs: the lowest rate, the longest time."""
+        """The worst value of each figure: the lowest rate, the longest time."""
         return {name: _over(worst, name, self.runs) for name, worst in _WORST.items()}
 
     def to_json(self) -> dict[str, object]:
-        """Medians by name; ``slowest``; ``runs`` with the raw figures of each."""
+        """Medians by name, ``slowest``, and ``runs`` with the raw figures of each run."""
         return {**asdict(self.median), "slowest": self.slowest, "runs": [asdict(run) for run in self.runs]}
 
 
 def _over(choose: Choose, name: str, runs: Sequence[Figures]) -> Any:
-    """Of one figure over all runs; None if it has none."""
+    """One figure over all runs; None if no run has it."""
     values = [getattr(run, name) for run in runs]
     return None if None in values else choose(values)
 
@@ -106,10 +107,10 @@ def measure(
     until: float = math.inf,
     clock: Clock = time.perf_counter,
 ) -> Result:
-    """Run the workload ``repeat`` times after a warm-up, each time with nothing in the cache but a shared prefix.
+    """Run the workload ``repeat`` times after a warm-up, each time with only a shared prefix in the cache.
 
-    ``warm_up``: shorter work of the same kind, where the workload itself would take long. ``until``: no run after the
-    first begins that would end later, by ``time.monotonic``, if it took as long as the one before.
+    ``warm_up``: shorter work of the same kind, for workloads that take long. ``until``: a time by ``time.monotonic``;
+    no further run starts that would end later if it took as long as the previous one.
     """
     runs: list[Figures] = []
     ids = llm.engine.vocab_size
@@ -123,7 +124,7 @@ def measure(
 
 
 class _Served(NamedTuple):
-    """What the caller saw."""
+    """What the caller observed."""
 
     begin: float
     end: float
@@ -132,7 +133,7 @@ class _Served(NamedTuple):
 
 
 def _run(llm: LLM, workload: Workload, ceilings: Ceilings, clock: Clock) -> Figures:
-    """One run on an engine whose cache holds the shared prefix alone."""
+    """One run on an engine whose cache contains only the shared prefix."""
     llm.clear_cache()
     if workload.shared:
         llm.generate([list(workload.prefix)], SamplingParams(max_tokens=1, ignore_eos=True), progress=False)
@@ -160,7 +161,7 @@ def _params(workload: Workload) -> list[SamplingParams]:
 
 
 def _generate(llm: LLM, workload: Workload, seen: Instrumentation, clock: Clock) -> _Served:
-    """All requests in one call of ``generate``; their tokens come when the scheduler hands them out."""
+    """All requests in one call of ``generate``; token times are those of the scheduler."""
     prompts, params = [list(prompt) for prompt in workload.prompts], _params(workload)
     begin = clock()
     answers = llm.generate(prompts, params, progress=False)
@@ -179,14 +180,14 @@ def _stream(llm: LLM, workload: Workload, clock: Clock) -> _Served:
     chunks = llm.stream(list(prompt), params)
     times = [(clock(), len(chunk.token_ids)) for chunk in chunks if chunk.token_ids]
     end = clock()
-    llm.clear_cache()  # returns when the engine is at rest: a pass may still be under way
+    llm.clear_cache()  # returns when the engine is idle: until then a pass may be in flight
     _check(0, sum(count for _, count in times), wanted, workload)
     (first, at_first), (last, _) = times[0], times[-1]
     return _Served(begin, end, first - begin, (last - first) / (wanted - at_first) if wanted > at_first else None)
 
 
 def _check(index: int, tokens: int, wanted: int, workload: Workload) -> None:
-    """A benchmark that lost tokens measured something else."""
+    """Raise if tokens are missing: the figures would be those of other work."""
     if tokens != wanted:
         raise EngineError(
             f"request {index} gave {tokens} tokens instead of {wanted}",
@@ -197,7 +198,7 @@ def _check(index: int, tokens: int, wanted: int, workload: Workload) -> None:
 
 
 def _host(steps: Sequence[StepTime]) -> Mapping[str, Any]:
-    """The figures of the host."""
+    """The host times."""
 
     def microseconds(*kinds: StepKind, part: str = "host") -> float | None:
         values = [getattr(step, part) for step in steps if step.kind in kinds]

@@ -1,4 +1,4 @@
-"""A folder with nothing but the config.json of a known geometry, for engines with random weights."""
+"""Writes a folder with only the config.json of a known geometry, for engines with random weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["config_json", "write_geometry"]
 
 
 def config_json(model: ModelConfig) -> dict[str, Any]:
-    """The config.json that reads back as this model; default and llama3 rope only."""
+    """The config.json that is parsed to this model; only default and llama3 rope."""
     content: dict[str, Any] = {
         "architectures": [model.architecture],
         "model_type": model.model_type,
@@ -52,7 +52,7 @@ def config_json(model: ModelConfig) -> dict[str, Any]:
 
 
 def write_geometry(model: ModelConfig, folder: Path) -> Path:
-    """Make ``folder`` readable as a model without weights."""
+    """Write a model without weights to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config_json(model), indent=1))
     return folder

@@ -1,4 +1,4 @@
-"""Figures of other engines on the same work, as ``peers.json`` keeps them: newest set first, older ones as history."""
+"""Figures of other engines on the same work, from ``peers.json``: the newest set first, older ones as history."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from minisgl_core.errors import UsageError, nearest
 __all__ = ["OWN", "PEER_COLUMNS", "PeerFigure", "best_peer", "peer_figures", "peer_rows"]
 
 OWN: Final = "minisgl"
-"""Our own engine, in sets that measured it as the others."""
+"""The name of this engine in sets that measured it together with the others."""
 PEER_COLUMNS: Final[Mapping[str, str]] = {"offline": "tok_s", "latency": "tpot_ms", "prefill": "in_tok_s"}
-"""The figure that each mode is compared by."""
+"""The figure by which each mode is compared."""
 _RATES: Final = ("tok_s", "in_tok_s")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFigure:
-    """One figure and how it came about; "not recorded" where that is so."""
+    """One figure and its origin; "not recorded" where it is unknown."""
 
     engine: str
     """Name and version."""
@@ -30,7 +30,7 @@ class PeerFigure:
     """As in :class:`~minisgl_core.bench.measure.Figures`."""
     low: float
     high: float
-    """Of several runs; equal where one figure is kept."""
+    """The highest of several runs; equal to the lowest if only one figure is recorded."""
     date: str
     device: str
     method: str
@@ -51,7 +51,7 @@ class PeerFigure:
 
 
 def peer_figures() -> list[PeerFigure]:
-    """All of them, newest first."""
+    """All figures, newest first."""
     content = json.loads((files(__package__) / "peers.json").read_text())
     return [
         PeerFigure(
@@ -72,7 +72,7 @@ def _bounds(value: Any) -> tuple[float, float]:
 
 
 def peer_rows(mode: str, geometry: str, only: str | None = None) -> list[PeerFigure]:
-    """Each other engine's newest figure of this work. Raises :class:`UsageError` for an unknown name."""
+    """The newest figure of each other engine for this work. Raises :class:`UsageError` for an unknown name."""
     figures = _others()
     engines = list(dict.fromkeys(figure.engine for figure in figures))
     if only is not None and only not in engines:
@@ -86,7 +86,7 @@ def peer_rows(mode: str, geometry: str, only: str | None = None) -> list[PeerFig
 
 
 def best_peer(name: str, geometry: str) -> PeerFigure | None:
-    """The best figure of this name that any other engine has in any set."""
+    """The best figure with this name of any other engine in any set."""
     found = [figure for figure in _others() if (figure.geometry, figure.name) == (geometry, name)]
     return (max if name in _RATES else min)(found, key=lambda figure: figure.best) if found else None
 

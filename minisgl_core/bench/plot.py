@@ -1,4 +1,4 @@
-"""A bar chart as SVG text: nothing needs to be installed to draw it."""
+"""Bar charts as SVG text, without a plotting library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where figures come from: code, machine, versions, call."""
+"""The provenance of figures: code, machine, versions, command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNKNOWN: Final = "unknown"
 
 
 def provenance(device: str = "auto", at_commit: str | None = None) -> dict[str, Any]:
-    """Commit, device, versions and command line, as JSON data. ``at_commit``: where the caller knows it better."""
+    """Commit, device, versions and command line, as JSON data. ``at_commit``: the commit, if the caller knows it."""
     found = detect_device(device)
     return {
         "commit": at_commit or commit(),
@@ -34,12 +34,12 @@ def provenance(device: str = "auto", at_commit: str | None = None) -> dict[str, 
 
 
 def _without_folder(argument: str) -> str:
-    """Folders of one machine say nothing to others."""
+    """Remove folder names of this machine."""
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def versions() -> dict[str, str]:
-    """Of what a figure depends on besides the plan's distributions."""
+    """Versions of what a figure depends on in addition to the distributions of the plan."""
     found = {"minisgl": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
@@ -50,14 +50,14 @@ def versions() -> dict[str, str]:
 
 
 def commit(module: Path = Path(__file__)) -> str:
-    """The commit of the running code, ``-dirty`` if it was changed since; of a package built from git, the one that it
-    was built from; else ``unknown``.
+    """The commit of the running code, with ``-dirty`` if it was changed since; for a package built from git, the commit
+    it was built from; else ``unknown``.
     """
     return _checked_out(module) or _built_from() or UNKNOWN
 
 
 def _checked_out(module: Path) -> str | None:
-    """None if ``module`` is no file of a git checkout, or there is no git."""
+    """The commit of the checkout; None if ``module`` is not in a git checkout, or there is no git."""
     git = ["git", "-C", str(module.parent)]
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", module.name], check=True, capture_output=True, timeout=10)
@@ -71,7 +71,7 @@ def _checked_out(module: Path) -> str | None:
 
 
 def _built_from() -> str | None:
-    """What pip noted when it built the package from a repository."""
+    """The commit that pip recorded when it built the package from a repository."""
     try:
         noted = json.loads(distribution("minisgl-core").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""How results are shown: as data for programs, and in few words for people."""
+"""Output of results: JSON for programs, and short text for people."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def as_json(
 
 
 def one_line(text: str, limit: int) -> str:
-    """The text with single spaces, of at most ``limit`` characters: a longer one ends behind a word, and says so."""
+    """The text on one line of at most ``limit`` characters; a longer text is cut after a word and marked."""
     line = " ".join(text.split())
     if len(line) <= limit:
         return line

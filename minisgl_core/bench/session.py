@@ -1,4 +1,4 @@
-"""From a model or a geometry to measured results: an engine is made here, does its work, and is gone."""
+"""Sessions: an engine is created for a model or a geometry, measured, and closed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["Session", "model_folder", "open_session", "thrifty"]
 
 @contextmanager
 def model_folder(model: ModelConfig) -> Iterator[str]:
-    """A folder that an engine of this geometry can be made from; gone afterwards."""
+    """A temporary folder from which an engine of this geometry can be created."""
     with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as scratch:
         yield str(write_geometry(model, Path(scratch)))
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A running engine, ready to be measured on one workload after the other."""
+    """A running engine that can be measured on several workloads."""
 
     llm: LLM
     ceilings: Ceilings
@@ -59,7 +59,7 @@ class Session:
 
 @contextmanager
 def open_session(config: EngineConfig, tp_size: int = 1, ceilings: Ceilings | None = None) -> Iterator[Session]:
-    """Start an engine; it is gone afterwards. ``ceilings``: of this device, where they are known already."""
+    """Start an engine, and close it afterwards. ``ceilings``: those of this device, if they are known."""
     begin = time.perf_counter()
     settings = {field.name: getattr(config, field.name) for field in fields(config)}
     settings.pop("tp_info")
@@ -74,7 +74,7 @@ def open_session(config: EngineConfig, tp_size: int = 1, ceilings: Ceilings | No
 
 
 def thrifty(config: EngineConfig, workloads: Sequence[Workload]) -> EngineConfig:
-    """The config, with no more graphs recorded than these workloads can meet: most of a start is recording."""
+    """The config with only the graphs that these workloads use, because capturing takes most of a start."""
     largest = max(len(workload.prompts) for workload in workloads)
     if config.cuda_graph_max_bs is None or config.cuda_graph_max_bs > largest:
         config = replace(config, max_running_req=min(config.max_running_req, largest))

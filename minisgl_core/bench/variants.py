@@ -1,4 +1,4 @@
-"""What an ablation exchanges: each optimisation switched off, or each backend replaced, alone."""
+"""The variants of an ablation: each optimisation switched off, or each backend replaced, alone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["DEFAULT", "VARIANTS", "Variant", "choose_variants"]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One thing changed against the default; ``config`` replaces fields of EngineConfig, ``backends`` single roles,
-    ``options`` single options of a backend.
+    """One change to the default. ``config`` replaces fields of EngineConfig, ``backends`` single roles, ``options``
+    single options of a backend.
     """
 
     name: str
@@ -26,13 +26,13 @@ class Variant:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     overlap: bool = True
     mode: str | None = None
-    """The work that shows it, where the work that was asked for would not."""
+    """The mode in which the change is visible, if it is not the requested one."""
     needs_experts: bool = False
     repeats: bool = False
-    """The default once more: how far figures differ where nothing does."""
+    """The default once more, which shows the noise of the measurement."""
 
     def applied_to(self, config: EngineConfig) -> EngineConfig:
-        """The config of its engine."""
+        """The config of the variant's engine."""
         options = {**config.backend_options}
         for backend, changed in self.options.items():
             options[backend] = {**options.get(backend, {}), **changed}
@@ -70,15 +70,15 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     *(Variant(f"page {size}", {"page_size": size}) for size in (1, 16, 64, 256)),
     Variant("default again", repeats=True),
 )
-"""Names are ``what value``; two backends of attention are prefill's and decode's."""
+"""All variants. Names are ``what value``; two backends of attention are prefill's and decode's."""
 
 
 def choose_variants(
     names: Iterable[str], part: tuple[int, int] = (1, 1), among: Sequence[Variant] = VARIANTS
 ) -> tuple[Variant, ...]:
-    """Those of these names, or of these first words; all if none is given. Of them part i of n, counted from 1.
+    """Choose variants by name or by first word; all if no name is given. Of these, part i of n, counted from 1.
 
-    Raises :class:`UsageError` for a name that fits nothing.
+    Raises :class:`UsageError` for a name that matches nothing.
     """
     wanted, known = list(names), {name for variant in among for name in (variant.name, variant.name.split()[0])}
     for name in wanted:

@@ -1,4 +1,4 @@
-"""The work that benchmarks do: token ids in, a fixed number of tokens out, end-of-sequence ignored."""
+"""The workloads of benchmarks: token ids in, a fixed number of tokens out, end-of-sequence ignored."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Workload:
     outputs: tuple[int, ...]
     temperature: float
     shared: int = 0
-    """Tokens at the start of every prompt that are in the prefix cache when the work begins."""
+    """Tokens at the start of every prompt that are in the prefix cache before the work begins."""
     seed: int = 0
-    """That it was drawn with"""
+    """The seed of its random tokens."""
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -42,11 +42,11 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence, prompt and output."""
+        """Length of the longest sequence, prompt and output."""
         return max(len(p) + n for p, n in zip(self.prompts, self.outputs, strict=True))
 
     def facts(self) -> dict[str, int]:
-        """What its figures depend on, as JSON data."""
+        """The parameters that its figures depend on, as JSON data."""
         return {
             "seed": self.seed,
             "requests": len(self.prompts),
@@ -55,16 +55,17 @@ class Workload:
         }
 
     def shortened(self, by: int) -> Workload:
-        """About a part of the work, of the same kind: outputs ``by`` times shorter; fewer requests where each has one
-        token of output.
+        """A smaller workload of the same kind: outputs ``by`` times shorter, or fewer requests if each has one output
+        token.
         """
         if max(self.outputs) == 1:
             return replace(self, prompts=self.prompts[::by], outputs=self.outputs[::by])
         return replace(self, outputs=tuple(-(-n // by) for n in self.outputs))
 
     def warm_up(self, by: int) -> Workload:
-        """``shortened``, and prompts ``by`` times shorter too unless they share a prefix: the same batch sizes at a
-        part of the cost, since most of a large model's time goes into prompts.
+        """``shortened``, with prompts ``by`` times shorter as well unless they share a prefix.
+
+        The batch sizes are the same at a fraction of the cost, since most of a large model's time is spent on prompts.
         """
         short = self.shortened(by)
         if self.shared or max(self.outputs) == 1:
@@ -72,7 +73,7 @@ class Workload:
         return replace(short, prompts=tuple(prompt[: -(-len(prompt) // by)] for prompt in short.prompts))
 
     def redrawn(self, run: int) -> Workload:
-        """The same work for another run: where a prefix is shared, all that follows it is new."""
+        """The same workload for another run: everything after a shared prefix is drawn again."""
         if not self.shared:
             return self
         r = Random(f"{self.seed}:{run}")
@@ -80,7 +81,7 @@ class Workload:
         return replace(self, prompts=tuple(self.prefix + tail for tail in tails))
 
     def within(self, vocab_size: int) -> Workload:
-        """The same work for a model of fewer ids than the benchmark draws."""
+        """The same workload for a model with a smaller vocabulary than the benchmark's."""
         if vocab_size > LARGEST_ID:
             return self
         prompts = tuple(tuple(token % vocab_size for token in prompt) for prompt in self.prompts)
@@ -98,7 +99,7 @@ def _offline(r: Random, requests: int) -> Workload:
 
 
 def _latency(r: Random, requests: int) -> Workload:
-    """One request after the other would be the same: a batch of one."""
+    """One request: a batch of one."""
     return Workload("latency", (_ids(r, 128),), (512,), 0.6)
 
 
@@ -118,11 +119,11 @@ WORKLOADS: Final[Mapping[str, tuple[Callable[[Random, int], Workload], int]]] = 
     "prefill": (_prefill, 64),
     "shared-prefix": (_shared_prefix, 64),
 }
-"""Mode -> (how to draw it, number of requests)."""
+"""Mode -> (function that draws it, number of requests)."""
 
 
 def make_workload(mode: str, seed: int = 0, requests: int | None = None) -> Workload:
-    """The work of a mode. Raises :class:`UsageError` for an unknown one."""
+    """The workload of a mode. Raises :class:`UsageError` for an unknown mode."""
     if mode not in WORKLOADS:
         hint = nearest(mode, WORKLOADS) or f"the modes are {', '.join(WORKLOADS)}"
         raise UsageError(f"unknown benchmark mode {mode!r}", field="mode", value=mode, remedy=hint)

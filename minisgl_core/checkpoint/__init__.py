@@ -1,4 +1,4 @@
-"""Reading weights: where tensors come from (``WeightSource``) and where they go (``WeightTarget``)."""
+"""Loading weights: sources of tensors (``WeightSource``) and the storage that receives them (``WeightTarget``)."""
 
 from .load import LoadReport, load_weights
 from .source import head_is_tied, open_source

@@ -1,4 +1,4 @@
-"""Weights in a GGUF file, under Hugging Face names and in Hugging Face's row order, dequantised by ``gguf``."""
+"""Weights of a GGUF file, under Hugging Face names and in Hugging Face's row order, dequantised by ``gguf``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _IN_LAYER: Final = {
 }
 _OF_EXPERTS: Final = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _NOT_WEIGHTS: Final = frozenset({"rope_freqs.weight"})
-"""Read with the model's config."""
+"""Tensors that are read as part of the model's config."""
 _LAYER_NAME: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _TORCH_DTYPES: Final = {
     0: torch.float32,
@@ -52,19 +52,21 @@ _TORCH_DTYPES: Final = {
     28: torch.float64,
     30: torch.bfloat16,
 }
-"""ggml formats that torch has too."""
+"""ggml formats that torch supports directly."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Where a Hugging Face tensor comes from: a GGUF tensor, or one expert of it."""
+    """The origin of a Hugging Face tensor: a GGUF tensor, or one expert of it."""
 
     tensor: GGUFTensor
     expert: int | None = None
     heads: int = 0
-    """Not 0: its rows are stored, per head, as pairs for interleaved rope, and must be sorted back."""
+    """If not 0, the rows of each of this number of heads are stored as pairs for interleaved rope and must be
+    reordered.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,8 +76,8 @@ class _Part:
 class GGUFSource:
     """A :class:`~minisgl_core.checkpoint.targets.WeightSource` over the memory-mapped GGUF files of one model.
 
-    Only the rows that are asked for are dequantised. Raises :class:`~minisgl_core.errors.CheckpointError` if the file
-    is shorter than its header says, or the installed ``gguf`` library cannot turn a tensor's format into numbers.
+    Only the requested rows are dequantised. Raises :class:`~minisgl_core.errors.CheckpointError` if the file is shorter
+    than its header states, or the installed ``gguf`` library cannot dequantise the format of a tensor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,7 +98,7 @@ class GGUFSource:
         return str(_TORCH_DTYPES.get(self._parts[name].tensor.type_id, torch.float32)).removeprefix("torch.")
 
     def order(self, names: Iterable[str]) -> list[str]:
-        """As they lie in the file."""
+        """Tensor names in file order."""
         return sorted(names, key=self._place)
 
     def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
@@ -119,7 +121,7 @@ class GGUFSource:
         return part.tensor.path, part.tensor.start, part.expert or 0
 
     def _rows(self, tensor: GGUFTensor) -> Array:
-        """(product of all dimensions but the last, bytes of one row), still packed."""
+        """The packed rows: (product of all dimensions but the last, bytes of one row)."""
         if self._bytes is None:
             raise ValueError("this GGUFSource is closed")
         packed = self._bytes[tensor.path][tensor.start : tensor.start + _num_bytes(tensor)]
@@ -147,7 +149,7 @@ def _check(tensor: GGUFTensor, size: int) -> None:
 
 
 def _parts(file: GGUFFile, tensor: GGUFTensor) -> list[tuple[str, _Part]]:
-    """The Hugging Face tensors that one GGUF tensor holds. Names we do not know stay as they are."""
+    """The Hugging Face tensors that one GGUF tensor contains. Unknown names are kept unchanged."""
     if tensor.name in _NOT_WEIGHTS:
         return []
     match = _LAYER_NAME.fullmatch(tensor.name)
@@ -164,7 +166,8 @@ def _parts(file: GGUFFile, tensor: GGUFTensor) -> list[tuple[str, _Part]]:
 
 
 def _permuted_heads(file: GGUFFile, kind: str) -> int:
-    """Architecture ``llama`` alone pairs neighbouring rows of q and k; the others keep the halves of a head apart."""
+    """Number of heads whose rows are stored as pairs, 0 = none."""
+    # Only the architecture ``llama`` pairs adjacent rows of q and k; the others keep the halves of a head apart.
     if file.architecture != "llama" or kind not in ("attn_q", "attn_k"):
         return 0
     heads = int(file.require("llama.attention.head_count"))
@@ -172,7 +175,7 @@ def _permuted_heads(file: GGUFFile, kind: str) -> int:
 
 
 def _row_order(part: _Part) -> npt.NDArray[np.int64]:
-    """For each row in Hugging Face's order, the row of the file.
+    """Row of the file for each row in Hugging Face's order.
 
     Within a head of D rows, file row 2i is Hugging Face row i and file row 2i + 1 is row i + D/2.
     """
@@ -182,8 +185,9 @@ def _row_order(part: _Part) -> npt.NDArray[np.int64]:
 
 @cache
 def _is_readable(type_id: int) -> bool:
-    """Asked with a block of zeros: the library has no other way to tell."""
+    """True if ``gguf`` can dequantise this format."""
     kind = gguf.GGMLQuantizationType(type_id)
+    # The library has no query for this, so try it on a block of zeros.
     try:
         _numbers(type_id, np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8))
     except NotImplementedError:
@@ -204,7 +208,10 @@ def _num_bytes(tensor: GGUFTensor) -> int:
 
 
 def _numbers(type_id: int, packed: Array) -> torch.Tensor:
-    """Packed rows (..., bytes), writable -> (..., numbers): quantised ones as float32, the rest as they are."""
+    """Convert packed rows (..., bytes), writable, to numbers (..., numbers).
+
+    Quantised formats become float32, the others keep their dtype.
+    """
     if type_id in _TORCH_DTYPES:
         return torch.from_numpy(packed).view(_TORCH_DTYPES[type_id])
     numbers = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType(type_id))

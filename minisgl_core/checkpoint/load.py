@@ -20,18 +20,18 @@ __all__ = ["LoadReport", "load_weights"]
 log = logging.getLogger(__name__)
 
 _BUFFERS: Final = re.compile(r".*(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|\.masked_bias)")
-"""Tensors that old checkpoints carry and every model computes for itself."""
+"""Tensors of old checkpoints that every model computes itself."""
 _FLOATS: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 _NAMES_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What was loaded. ``extra``: tensors of the checkpoint that no target wanted (buffers not counted)."""
+    """Result of loading. ``extra``: tensors of the checkpoint that no target uses, except known buffers."""
 
     num_tensors: int
     num_bytes: int
-    """Copied into the targets, in their dtypes."""
+    """Bytes copied into the targets, in their dtypes."""
     seconds: float
     extra: tuple[str, ...]
 
@@ -43,11 +43,11 @@ def load_weights(
     progress: bool = False,
     unused: Iterable[str] = (),
 ) -> LoadReport:
-    """Copy each slice into its storage; converts dtype and device on the way.
+    """Copy each slice into its storage, and convert dtype and device.
 
-    ``unused`` names tensors that the model leaves out on purpose, such as a head equal to the embedding. Names, shapes
-    and dtypes are checked before anything is read: a missing or misshapen tensor, or integers where the model has
-    floating-point numbers, raise :class:`~minisgl_core.errors.CheckpointError` with the names; an extra one is a
+    ``unused`` names tensors that the model deliberately leaves out, such as a head equal to the embedding. Names,
+    shapes and dtypes are checked before anything is read. A missing or misshapen tensor, or integers where the model
+    has floating-point numbers, raise :class:`~minisgl_core.errors.CheckpointError` with the names; an extra tensor is a
     warning.
     """
     begin = time.perf_counter()
@@ -98,7 +98,7 @@ def _check_shapes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightTarg
     ]
     if wrong:
         raise CheckpointError(
-            f"{len(wrong)} tensors have another shape than config.json asks for: {_shown(wrong, '; ')}",
+            f"{len(wrong)} tensors have another shape than config.json requires: {_shown(wrong, '; ')}",
             field="model",
             value=wrong,
             remedy="check that the files belong to this config.json",
@@ -106,7 +106,7 @@ def _check_shapes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightTarg
 
 
 def _check_dtypes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightTarget]], source: WeightSource) -> None:
-    """Floating-point numbers convert to each other; anything else means what a quantisation scheme says it means."""
+    """Raise if a tensor is not floating-point: integers are meaningful only with a quantisation scheme."""
     wrong = []
     for name in order:
         stored = source.dtype(name)
@@ -123,6 +123,6 @@ def _check_dtypes(order: Sequence[str], wanted: Mapping[str, Sequence[WeightTarg
 
 
 def _shown(names: Sequence[str], separator: str = ", ") -> str:
-    """The first few, and how many more."""
+    """The first few names, and the number of further ones."""
     more = len(names) - _NAMES_SHOWN
     return separator.join(names[:_NAMES_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")

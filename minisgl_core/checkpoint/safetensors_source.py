@@ -1,4 +1,4 @@
-"""Weights in safetensors files: one file, or shards with an index."""
+"""Weights of safetensors files: one file, or shards with an index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SafetensorsSource", "open_safetensors"]
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 _LONGEST_HEADER: Final = 100_000_000
-"""What the safetensors library allows."""
+"""The longest header that the safetensors library accepts."""
 _DTYPES: Final = {
     "F64": "float64",
     "F32": "float32",
@@ -35,14 +35,14 @@ _DTYPES: Final = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""In torch's words; others keep the format's."""
+"""Names of dtypes in torch; other dtypes keep the name of the format."""
 
 
 def open_safetensors(folder: Path) -> SafetensorsSource | None:
-    """The weights of a folder; None if it has no safetensors.
+    """Open the weights of a folder; None if it has no safetensors.
 
-    An index decides alone: files it does not name are not looked at. Raises
-    :class:`~minisgl_core.errors.CheckpointError`, before any tensor is read, if a file that it names is missing.
+    If there is an index, only the files that it lists are read. Raises :class:`~minisgl_core.errors.CheckpointError`
+    before any tensor is read if one of them is missing.
     """
     if (folder / INDEX).exists():
         return SafetensorsSource(_indexed_files(folder))
@@ -60,7 +60,7 @@ def open_safetensors(folder: Path) -> SafetensorsSource | None:
 
 
 def _indexed_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> its shard, as the index says."""
+    """Map each tensor name to its shard, from the index."""
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, Mapping) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(
@@ -86,7 +86,7 @@ def _files_of(path: Path) -> dict[str, Path]:
 
 
 def _open(path: Path) -> Any:
-    """Map one file; safetensors checks its header and size."""
+    """Memory-map one file; safetensors validates its header and size."""
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -97,7 +97,7 @@ def _open(path: Path) -> Any:
 
 
 def _cut(path: Path) -> Cause | None:
-    """A file of another length than its header says; None if that is not what is wrong."""
+    """The error for a file whose length differs from its header; None if the length is right."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -134,7 +134,7 @@ class SafetensorsSource:
         return _DTYPES.get(stored, stored)
 
     def order(self, names: Iterable[str]) -> list[str]:
-        """File by file, by name within one."""
+        """Tensor names file by file, sorted by name within a file."""
         return sorted(names, key=lambda name: (self._files[name], name))
 
     def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:

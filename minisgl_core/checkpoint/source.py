@@ -1,4 +1,4 @@
-"""From a path to a source of weights."""
+"""Opens a source of weights by path."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CHUNK_ROWS = 4096
 
 
 def open_source(path: str | Path) -> WeightSource:
-    """The weights at ``path``: a folder with safetensors, a .gguf file, or a folder holding one.
+    """Open the weights at ``path``: a folder with safetensors, a .gguf file, or a folder with one.
 
-    Raises :class:`~minisgl_core.errors.CheckpointError` if there are none that minisgl reads, or a shard is missing.
+    Raises :class:`~minisgl_core.errors.CheckpointError` if there are none in a supported format, or a shard is missing.
     """
     path = Path(path)
     file = find_gguf(path)
@@ -38,10 +38,10 @@ def open_source(path: str | Path) -> WeightSource:
 
 
 def head_is_tied(source: WeightSource, tie_word_embeddings: bool) -> bool:
-    """Does the output head share the embedding's weights?
+    """True if the output head shares the weights of the embedding.
 
-    True without ``lm_head.weight`` in the checkpoint. With both it is the config's word, unless they differ: then the
-    checkpoint has a head of its own, which must not be dropped.
+    That is so without ``lm_head.weight`` in the checkpoint. With both, the config decides, unless the tensors differ:
+    then the checkpoint has a separate head, which must be used.
     """
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     if head not in source.names():

@@ -16,8 +16,8 @@ __all__ = ["WeightSource", "WeightTarget"]
 class WeightTarget:
     """This rank's part of one checkpoint tensor, and the storage that receives it.
 
-    A tensor may feed several targets (fused experts are two slices of one tensor); a storage may be fed by several
-    tensors (q, k and v rows of a merged projection).
+    A tensor may have several targets (fused experts are two slices of one tensor), and one storage may be filled from
+    several tensors (the q, k and v rows of a merged projection).
     """
 
     name: str
@@ -25,9 +25,9 @@ class WeightTarget:
     shape: tuple[int, ...]
     """Shape of the whole tensor in the checkpoint."""
     index: tuple[slice, ...]
-    """Which part of it this rank wants."""
+    """The part of the tensor that this rank needs."""
     storage: torch.Tensor
-    """A view into this rank's storage, of the shape that ``index`` selects; may differ in dtype (copying converts)."""
+    """A view into this rank's storage, of the shape that ``index`` selects. Its dtype may differ: copying converts."""
 
 
 class WeightSource(Protocol):
@@ -38,15 +38,15 @@ class WeightSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def dtype(self, name: str) -> str:
-        """Of what :meth:`read` returns, as torch names it: ``float32``, ``int64``, ``float8_e4m3fn``."""
+        """The dtype that :meth:`read` returns, by its name in torch: ``float32``, ``int64``, ``float8_e4m3fn``."""
         ...
 
     def order(self, names: Iterable[str]) -> list[str]:
-        """The names in the order in which reading them is cheapest (file by file)."""
+        """Names in the order in which reading is cheapest (file by file)."""
         ...
 
     def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
-        """Only that part of the tensor, on the host, in the file's dtype (float32 for quantised formats)."""
+        """Read this part of the tensor to the host, in the file's dtype (float32 for quantised formats)."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata and where each tensor lies. Read once, in one pass, without torch.
+"""The header of a GGUF file: metadata, and where each tensor is. It is read in one pass, without torch.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Tensor bytes stay in the file (memory-mapped);
-turning them into numbers is the business of :mod:`minisgl_core.checkpoint`.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Tensor data stays in the memory-mapped file;
+:mod:`minisgl_core.checkpoint` converts it to numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SCALARS: Final = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-"""Value type id -> how its bytes read."""
+"""Value type id -> its layout for :mod:`struct`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +45,21 @@ class GGUFTensor:
     name: str
     shape: tuple[int, ...]
     type_id: int
-    """ggml's number of the format, such as 0 = F32, 3 = Q4_1."""
+    """ggml's id of the format, such as 0 = F32, 3 = Q4_1."""
     start: int
     """Offset of its first byte from the beginning of the file."""
     path: Path
-    """The file that holds it: one of several, if the model is split."""
+    """The file that contains it: one of several if the model is split."""
 
 
 class GGUFFile:
-    """``metadata``: key -> int, float, bool, str or list; ``tensors``: name -> :class:`GGUFTensor`.
+    """The headers of one model.
 
-    Of a split model, given any part, it has the first part's metadata and the tensors of all. ``paths`` are the files.
+    ``metadata``: key -> int, float, bool, str or list. ``tensors``: name -> :class:`GGUFTensor`. For a split model,
+    opened by any of its parts, this is the metadata of the first part and the tensors of all; ``paths`` are the files.
 
-    Raises :class:`~minisgl_core.errors.CheckpointError` naming the file if it is not a little-endian GGUF of version 2
-    or 3, or ends too early, and for parts that are missing or do not belong together.
+    Raises :class:`~minisgl_core.errors.CheckpointError` that names the file if it is not a little-endian GGUF of
+    version 2 or 3 or is truncated, and for parts that are missing or do not belong together.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,11 +83,11 @@ class GGUFFile:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files together."""
+        """Size of all files."""
         return sum(path.stat().st_size for path in self.paths)
 
     def require(self, key: str) -> Any:
-        """A metadata value that must be there."""
+        """A required metadata value."""
         if key not in self.metadata:
             raise self._error(f"has no metadata key `{key}`", "convert the model again with a current converter")
         return self.metadata[key]
@@ -121,7 +122,7 @@ def _read(path: Path) -> _Header:
 
 
 def _begins(path: Path) -> bool:
-    """Is it a GGUF file, as far as its first bytes say?"""
+    """True if the first bytes are those of a GGUF file."""
     if path.is_dir():
         return False
     with path.open("rb") as file:
@@ -158,7 +159,7 @@ def _tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 class _Cursor:
-    """Reads values one after another from mapped bytes."""
+    """Reads values in sequence from mapped bytes."""
 
     def __init__(self, data: mmap.mmap, offset: int) -> None:
         self._data = data
@@ -197,11 +198,11 @@ class _Cursor:
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that ``path`` stands for: the file itself, or the only model in a folder without config.json, whose
-    first part it is if it is split.
+    """Find the GGUF file at ``path``: the file itself, or the only model in a folder without config.json (the first
+    part of a split model).
 
-    None if the folder is a Hugging Face one. Raises :class:`~minisgl_core.errors.UsageError` if nothing is there, and
-    :class:`~minisgl_core.errors.CheckpointError` if there are several to choose from.
+    Returns None if the folder is a Hugging Face one. Raises :class:`~minisgl_core.errors.UsageError` if the path does
+    not exist, and :class:`~minisgl_core.errors.CheckpointError` if there are several models.
     """
     if path.is_file():
         if path.suffix == ".gguf":

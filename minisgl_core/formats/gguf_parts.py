@@ -1,4 +1,4 @@
-"""Models split into several GGUF files, ``NAME-00001-of-00003.gguf``: which files belong together.
+"""Models that are split into several GGUF files, ``NAME-00001-of-00003.gguf``.
 
 The first part has all metadata; each part has ``split.no`` (from 0), ``split.count`` and ``split.tensors.count``.
 """
@@ -19,7 +19,7 @@ _MOST_PARTS: Final = 99_999
 
 
 class Part(NamedTuple):
-    """What a file's name says: part ``number`` (from 1) of ``total``."""
+    """The part that a file name denotes: ``number`` (from 1) of ``total``."""
 
     stem: str
     number: int
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def part_of(path: Path) -> Part | None:
-    """None if the name is not that of a part."""
+    """Parse a file name; None if it is not that of a part."""
     match = _NAME.fullmatch(path.name)
     return Part(match[1], int(match[2]), int(match[3])) if match else None
 
@@ -35,8 +35,8 @@ def part_of(path: Path) -> Part | None:
 def parts_of(path: Path, count: int) -> list[Path]:
     """All files of a split model, given any of them.
 
-    Raises :class:`~minisgl_core.errors.CheckpointError` if the name is not a part's, or naming the files that are
-    missing.
+    Raises :class:`~minisgl_core.errors.CheckpointError` if the name is not that of a part, and for missing files, with
+    their names.
     """
     part = part_of(path)
     if part is None or part.total != count:
@@ -53,7 +53,7 @@ def parts_of(path: Path, count: int) -> list[Path]:
 
 
 def split_count(path: Path, metadata: Mapping[str, Any]) -> int:
-    """How many files hold the model; 1 = this one alone."""
+    """Number of files of the model; 1 = not split."""
     count = metadata.get("split.count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MOST_PARTS:
         raise _error(path, f"has `split.count` = {count!r:.80}", "split the model again")

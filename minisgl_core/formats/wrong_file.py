@@ -1,4 +1,4 @@
-"""Why a file is not what its name says: half a download, a pointer, a web page."""
+"""Diagnoses unreadable files: an incomplete download, a Git LFS pointer, a web page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LFS: Final = b"version https://git-lfs.github.com/spec/"
 
 
 class Cause(NamedTuple):
-    """``problem`` completes "FILE ..."."""
+    """What is wrong; ``problem`` completes "FILE ..."."""
 
     problem: str
     remedy: str
@@ -32,11 +32,11 @@ _SIGNS: Final[dict[bytes, Cause]] = {
     b"\x1f\x8b": Cause("is compressed with gzip", "unpack it"),
     b"GGUF": Cause("is a GGUF file", "name it .gguf and give its path"),
 }
-"""How files of another kind begin, in lower case where letters may be either."""
+"""First bytes of files of another kind, in lower case where case may vary."""
 
 
 def cause_of(path: Path) -> Cause | None:
-    """What is wrong with a file that could not be read; None if nothing is known. Never raises."""
+    """The likely reason why a file could not be read; None if unknown. Never raises."""
     if path.is_dir():
         return Cause("is a folder, not a file", "give the file in it")
     try:

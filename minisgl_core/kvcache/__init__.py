@@ -1,4 +1,4 @@
-"""The paged KV cache: which page belongs to whom, and which prefixes are kept."""
+"""The paged KV cache: ownership of pages, and which prefixes are cached."""
 
 from .allocator import PageAllocator
 from .base import CacheHandle, Inserted, IntegrityError, MatchLen, PrefixCache, match_len, page_slots, run_places

@@ -1,4 +1,4 @@
-"""Hands out pages of the KV pool in bulk."""
+"""Allocates pages of the KV pool in bulk."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ __all__ = ["PageAllocator"]
 
 
 class PageAllocator:
-    """Free pages as a stack: O(1) calls, the warmest page first, low numbers first in a fresh pool.
+    """A stack of free pages with O(1) calls.
 
-    The pool's dummy page is not among the ``num_pages`` and so is never handed out.
+    The page freed last is reused first; a fresh pool hands out low numbers first. The pool's dummy page is not among
+    the ``num_pages``, so it is never allocated.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -25,16 +26,19 @@ class PageAllocator:
         return self._top
 
     def allocate(self, num_pages: int) -> np.ndarray:
-        """(num_pages,) int32, a copy. Raises :class:`IntegrityError` when fewer are free: callers ask first."""
+        """Allocate pages: (num_pages,) int32, a copy.
+
+        Raises :class:`IntegrityError` if fewer are free; callers check first.
+        """
         low = self._top - num_pages
         if num_pages < 0 or low < 0:
-            raise IntegrityError(f"asked for {num_pages} pages with {self._top} of {self.num_pages} free")
+            raise IntegrityError(f"{num_pages} pages requested with {self._top} of {self.num_pages} free")
         pages = self._stack[low : self._top][::-1].copy()
         self._top = low
         return pages
 
     def free(self, pages: np.ndarray) -> None:
-        """Give pages back. Raises :class:`IntegrityError` when more come back than went out."""
+        """Free pages. Raises :class:`IntegrityError` if more are returned than were allocated."""
         high = self._top + len(pages)
         if high > self.num_pages:
             raise IntegrityError(f"{len(pages)} pages came back to {self._top} free of {self.num_pages}")
@@ -42,5 +46,5 @@ class PageAllocator:
         self._top = high
 
     def pages(self) -> np.ndarray:
-        """(free_pages,) int32, a copy: for the integrity check."""
+        """The free pages: (free_pages,) int32, a copy, for the integrity check."""
         return self._stack[: self._top].copy()

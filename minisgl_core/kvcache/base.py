@@ -1,4 +1,4 @@
-"""What a prefix cache is, whatever its insides. Lengths count tokens, sizes count pages; S is the page size."""
+"""The interface of a prefix cache. Lengths count tokens, sizes count pages; S is the page size."""
 
 from __future__ import annotations
 
@@ -26,67 +26,67 @@ MatchLen = Callable[[np.ndarray, np.ndarray], int]
 
 
 class IntegrityError(EngineError):
-    """The cache's books do not balance: a bug of minisgl, never of its user."""
+    """The page accounting is inconsistent: a bug of minisgl, not a mistake of the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheHandle:
-    """A place in a prefix cache: the first ``cached_len`` tokens of some sequence. It keeps them only while locked."""
+    """The first ``cached_len`` tokens of a sequence in a prefix cache, kept only while the handle is locked."""
 
     cached_len: int
     pages: np.ndarray
     """(cached_len / S,) int32, a copy: the cache may split or drop its own arrays at any time."""
     node: Any
-    """The cache's own."""
+    """Private to the cache."""
 
 
 class Inserted(NamedTuple):
-    """What an insert did: tokens [known_len, handle.cached_len) are new and their pages the cache's from now on."""
+    """The result of an insert: tokens [known_len, handle.cached_len) are new; their pages now belong to the cache."""
 
     handle: CacheHandle
     known_len: int
 
 
 class PrefixCache(Protocol):
-    """Remembers which pages hold the KV of which prefixes. Every decision depends on the calls alone: no clock."""
+    """Maps prefixes to the pages that hold their KV."""
 
     evictable_pages: int
-    """Pages that :meth:`evict` could give back now."""
+    """Pages that :meth:`evict` could free now."""
     protected_pages: int
-    """Pages below a locked handle."""
+    """Pages of locked prefixes."""
 
     def match(self, tokens: np.ndarray) -> CacheHandle:
-        """The longest known prefix of ``tokens`` (int32), in whole pages, not locked."""
+        """The longest cached prefix of ``tokens`` (int32), in whole pages. The returned handle is not locked."""
         ...
 
     def insert(self, handle: CacheHandle, tokens: np.ndarray, pages: np.ndarray) -> Inserted:
-        """Remember ``tokens``, which begin with the prefix of ``handle``.
+        """Insert ``tokens``, which begin with the prefix of ``handle``.
 
-        ``pages`` holds token i at ``pages[i // S]`` for i >= handle.cached_len. Whole pages only: a tail is left out.
-        The handle returned is not locked.
+        ``pages`` holds token i at ``pages[i // S]`` for i >= handle.cached_len. Only whole pages are inserted; the tail
+        is left out. The returned handle is not locked.
         """
         ...
 
     def extend(self, handle: CacheHandle, tokens: np.ndarray, pages: np.ndarray) -> CacheHandle:
-        """As :meth:`insert`, but only where nothing is known beyond ``handle``; otherwise returns ``handle`` itself."""
+        """Like :meth:`insert`, but only if nothing beyond ``handle`` is cached; otherwise returns ``handle`` itself."""
         ...
 
     def lock(self, handle: CacheHandle) -> None:
-        """Keep this prefix until :meth:`unlock`. Counted: each lock needs its unlock."""
+        """Protect this prefix from eviction until :meth:`unlock`. Locks are counted: each needs its own unlock."""
         ...
 
     def unlock(self, handle: CacheHandle) -> None: ...
 
     def evict(self, num_pages: int) -> np.ndarray:
-        """Forget the least recently used unlocked pages, exactly ``num_pages`` or all there are; returns them."""
+        """Evict and return the least recently used unlocked pages: ``num_pages`` of them, or all if there are fewer."""
         ...
 
     def forget(self, handle: CacheHandle) -> np.ndarray:
-        """Drop the end of this prefix as far as no other prefix or lock needs it; returns the pages."""
+        """Remove the end of this prefix that no other prefix and no lock needs. Returns its pages."""
         ...
 
     def pages(self) -> np.ndarray:
-        """Every page held, in no particular order."""
+        """All pages of the cache, in no particular order."""
         ...
 
     def check(self, locked: Iterable[CacheHandle]) -> None:
@@ -95,7 +95,7 @@ class PrefixCache(Protocol):
 
 
 def match_len(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common prefix of two int32 arrays; the numpy form of the ``kv`` role's kernel."""
+    """Length of the common prefix of two int32 arrays: the NumPy version of the ``kv`` role's kernel."""
     length = min(len(a), len(b))
     if length == 0:
         return 0
@@ -105,7 +105,7 @@ def match_len(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def page_slots(pages: np.ndarray, page_size: int) -> np.ndarray:
-    """(N,) pages -> (N * S,) int32 slots, in order."""
+    """Slots of pages, in order: (N,) -> (N * S,) int32."""
     if page_size == 1:
         return pages
     slots = pages[:, None] * np.int32(page_size) + np.arange(page_size, dtype=np.int32)
@@ -113,7 +113,7 @@ def page_slots(pages: np.ndarray, page_size: int) -> np.ndarray:
 
 
 def run_places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The numbers ``starts[i], ..., starts[i] + counts[i] - 1`` of each run i, one run after the other.
+    """The numbers ``starts[i], ..., starts[i] + counts[i] - 1`` of each run i, concatenated.
 
     starts [7, 2], counts [2, 3] -> [7, 8, 2, 3, 4]
     """

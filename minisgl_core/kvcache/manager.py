@@ -1,4 +1,4 @@
-"""Who holds which page: free, in the prefix cache, or private to a Req."""
+"""Ownership of pages: free, in the prefix cache, or private to a Req."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["CacheManager"]
 
 
 class CacheManager:
-    """The page allocator and the prefix cache as one.
+    """The page allocator and the prefix cache behind one interface.
 
-    A Req holds one locked :class:`CacheHandle` and an array of pages in token order; the first
-    ``handle.cached_len / S`` of them are the cache's, the others private to the Req. The manager never keeps the array:
-    what it hands out and takes in are copies.
+    A Req holds one locked :class:`CacheHandle` and an array of pages in token order. The first ``handle.cached_len /
+    S`` of them belong to the cache, the others are private to the Req. The manager never keeps that array: arguments
+    and results are copies.
     """
 
     def __init__(self, num_pages: int, page_size: int, prefix_cache: PrefixCache) -> None:
@@ -28,21 +28,21 @@ class CacheManager:
 
     @property
     def free_pages(self) -> int:
-        """Pages that can be had without forgetting a prefix."""
+        """Pages that can be allocated without evicting a prefix."""
         return self.allocator.free_pages
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be had at all: free ones and those of prefixes that nobody holds."""
+        """Pages that can be allocated at all: free ones and those of unlocked prefixes."""
         return self.allocator.free_pages + self.prefix_cache.evictable_pages
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def allocate(self, num_pages: int) -> np.ndarray:
-        """(num_pages,) int32 private pages, evicting old prefixes as needed.
+        """Allocate private pages, (num_pages,) int32, and evict old prefixes as needed.
 
-        Raises :class:`IntegrityError` when even that is not enough: look at :attr:`available_pages` first.
+        Raises :class:`IntegrityError` if even that is not enough; check :attr:`available_pages` first.
         """
         missing = num_pages - self.allocator.free_pages
         if missing > 0:
@@ -60,10 +60,10 @@ class CacheManager:
         self.prefix_cache.unlock(handle)
 
     def publish(self, tokens: np.ndarray, pages: np.ndarray, handle: CacheHandle) -> CacheHandle:
-        """Share the whole pages of ``tokens`` while their Req still runs; returns the locked handle to use from now on.
+        """Share the whole pages of ``tokens`` while their Req still runs. Returns the locked handle to use from now on.
 
-        Where another Req has published the same tokens meanwhile the own pages stay private and ``handle`` is returned
-        as it was: passes in flight may use them.
+        If another Req has published the same tokens meanwhile, the pages stay private and ``handle`` is returned
+        unchanged: passes in flight may use them.
         """
         longer = self.prefix_cache.extend(handle, tokens, pages)
         if longer is not handle:
@@ -72,10 +72,10 @@ class CacheManager:
         return longer
 
     def cache_req(self, tokens: np.ndarray, pages: np.ndarray, handle: CacheHandle) -> None:
-        """A Req ends: its whole pages of ``tokens`` (those with KV) stay as a prefix, the others become free.
+        """End a Req: its whole pages of ``tokens`` (those with KV) stay cached as a prefix, the others are freed.
 
-        ``pages`` are all it holds, the cache's first. Pages of tokens that somebody else has cached meanwhile, the tail
-        that fills no page and what was allocated ahead are freed; the handle is unlocked.
+        ``pages`` are all pages of the Req, the cache's first. Freed are pages of tokens that another Req has cached
+        meanwhile, the tail that fills no page, and pages allocated ahead. The handle is unlocked.
         """
         inserted = self.prefix_cache.insert(handle, tokens, pages)
         size = self.page_size
@@ -84,8 +84,10 @@ class CacheManager:
         self.prefix_cache.unlock(handle)
 
     def drop_req(self, pages: np.ndarray, handle: CacheHandle) -> np.ndarray:
-        """A Req ends and its KV is not to be trusted: all of its pages become free, also those it had published, as far
-        as no other Req uses them. Returns the freed pages (N,) int32.
+        """End a Req whose KV is not trusted, and free all of its pages.
+
+        Pages that it had published are freed as well, unless another Req uses them. Returns the freed pages, (N,)
+        int32.
         """
         self.prefix_cache.unlock(handle)
         freed = np.concatenate([pages[handle.cached_len // self.page_size :], self.prefix_cache.forget(handle)])
@@ -93,14 +95,14 @@ class CacheManager:
         return freed
 
     def clear_cache(self) -> None:
-        """Forget every prefix that nobody holds."""
+        """Evict every unlocked prefix."""
         self.allocator.free(self.prefix_cache.evict(self.prefix_cache.evictable_pages))
 
     def check(self, reqs: Iterable[tuple[np.ndarray, CacheHandle]]) -> None:
-        """Do the books balance? ``reqs`` are (all pages, handle) of every Req that holds any.
+        """Check the page accounting. ``reqs`` holds (all pages, handle) of every Req that has pages.
 
-        Raises :class:`IntegrityError` unless free, cached and private pages partition the pool, each Req's first pages
-        are those of its handle, and the prefix cache's own check passes.
+        Raises :class:`IntegrityError` unless free, cached and private pages partition the pool, the first pages of each
+        Req are those of its handle, and the check of the prefix cache passes.
         """
         held = list(reqs)
         self.prefix_cache.check([handle for _, handle in held])
@@ -121,6 +123,6 @@ class CacheManager:
         if (holders != 1).any():
             lost, twice = np.flatnonzero(holders == 0), np.flatnonzero(holders > 1)
             raise IntegrityError(
-                f"{count} do not partition the {self.num_pages} of the pool: held by nobody {lost[:8].tolist()} "
-                f"({len(lost)}), held more than once {twice[:8].tolist()} ({len(twice)})"
+                f"{count} do not partition the {self.num_pages} of the pool: owned by none {lost[:8].tolist()} "
+                f"({len(lost)}), owned more than once {twice[:8].tolist()} ({len(twice)})"
             )

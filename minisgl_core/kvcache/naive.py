@@ -1,4 +1,4 @@
-"""The prefix cache that remembers nothing."""
+"""A prefix cache that caches nothing."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["PagedKVPool", "repaged"]
 
 
 class PagedKVPool:
-    """One allocation for all layers. Page ``num_pages`` is the dummy page that padding rows write to."""
+    """The KV pool: one allocation for all layers. Page ``num_pages`` is the dummy page that padding rows write to."""
 
     layout = "NHD"
 
@@ -30,29 +30,29 @@ class PagedKVPool:
         device: torch.device,
     ) -> None:
         self.num_pages, self.page_size = num_pages, page_size
-        # Zeros, not empty: kernels that multiply a page's unused tail by zero need it finite.
+        # Zeros, because kernels that multiply the unused tail of a page by zero need finite values.
         shape = (2, num_layers, num_pages + 1, page_size, kv_heads, head_dim)
         self._storage: torch.Tensor | None = _zeros(shape, dtype, device)
         self._caches = [(self._storage[0, i], self._storage[1, i]) for i in range(num_layers)]
 
     @staticmethod
     def bytes_per_page(num_layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Keys and values of all layers."""
+        """Bytes of a page: keys and values of all layers."""
         return 2 * num_layers * page_size * kv_heads * head_dim * dtype.itemsize
 
     @property
     def num_bytes(self) -> int:
-        """Of all layers, the dummy page included."""
+        """Bytes of the pool: all layers, the dummy page included."""
         return 0 if self._storage is None else self._storage.nbytes
 
     @property
     def num_tokens(self) -> int:
-        """Slots that can be allocated."""
+        """Number of slots that can be allocated."""
         return self.num_pages * self.page_size
 
     @property
     def dummy_slot(self) -> int:
-        """First slot of the dummy page."""
+        """The first slot of the dummy page."""
         return self.num_pages * self.page_size
 
     def k_cache(self, layer: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ class PagedKVPool:
         return self._caches[layer][1]
 
     def caches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Every layer's two caches."""
+        """The k cache and the v cache of every layer."""
         return self._caches
 
     def zero_pages(self, pages: np.ndarray) -> None:
@@ -73,24 +73,23 @@ class PagedKVPool:
             self._storage.index_fill_(2, torch.from_numpy(pages).to(self._storage.device, torch.int64), 0)
 
     def close(self) -> None:
-        """Drop the memory."""
+        """Free the memory."""
         self._storage = None
         self._caches = []
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU the system gives each page of memory only when it is first written.
-
-    torch fills its zeros by hand there, which would touch gigabytes that most runs never need.
-    """
+    """A tensor of zeros."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    # torch writes its zeros explicitly, which would touch gigabytes that most runs never use. With numpy the system
+    # provides each page of memory at its first write.
     raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 class _RepagedPool:
-    """The same memory, seen in smaller pages."""
+    """A view of the pool with smaller pages."""
 
     def __init__(self, pool: KVPool, page_size: int) -> None:
         self._pool, self.page_size, self.layout = pool, page_size, pool.layout
@@ -107,5 +106,7 @@ class _RepagedPool:
 
 
 def repaged(pool: KVPool, page_size: int) -> KVPool:
-    """The pool as a kernel of smaller pages sees it; ``page_size`` divides the pool's. Slots keep their numbers."""
+    """The pool as seen by a kernel with smaller pages; ``page_size`` must divide the pool's. Slot numbers do not
+    change.
+    """
     return pool if page_size == pool.page_size else _RepagedPool(pool, page_size)

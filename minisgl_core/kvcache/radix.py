@@ -1,9 +1,10 @@
 """A radix tree over token ids whose edges are whole pages.
 
-Idea: RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", section 3).
-A node's key is the run of tokens on the edge from its parent, a multiple of S; siblings differ in their first page.
-Locks count along the path to the root, so an unlocked node has only unlocked nodes below it and eviction may always
-start at the leaves. "Least recently used" goes by a counter of calls: every tensor-parallel rank evicts alike.
+The idea is RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", section
+3). The key of a node is the run of tokens on the edge from its parent, a multiple of S; siblings differ in their first
+page. Locks are counted along the path to the root, so an unlocked node has only unlocked nodes below it, and eviction
+can always start at the leaves. "Least recently used" is measured by a counter of calls, not by a clock, so that every
+tensor-parallel rank evicts alike.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class _Node:
         self.refs = 0
         self.used = 0
         self.queued = False
-        """In the eviction queue (once at most)."""
+        """Whether the node is in the eviction queue, at most once."""
 
 
 class RadixCache:
-    """See :class:`~minisgl_core.kvcache.base.PrefixCache`. ``match_len`` may be a compiled kernel."""
+    """A :class:`~minisgl_core.kvcache.base.PrefixCache` as a radix tree. ``match_len`` may be a compiled kernel."""
 
     def __init__(self, page_size: int, match_len: MatchLen = match_len) -> None:
         self.page_size = page_size
@@ -46,7 +47,9 @@ class RadixCache:
         empty = np.empty(0, dtype=np.int32)
         self._root = _Node(None, empty, empty, 0)
         self._queue: list[tuple[int, int, _Node]] = []
-        """(used, serial, node) of every unlocked leaf, and of some nodes that no longer are; ``used`` may be old."""
+        """(used, serial, node) of every unlocked leaf. Some entries are stale: their node is no unlocked leaf any more,
+        or ``used`` is old.
+        """
 
     # ---- look-up -------------------------------------------------------------------------------------------------
 
@@ -70,7 +73,7 @@ class RadixCache:
         return self._handle(self._add_leaf(handle.node, tokens, pages, start, end), end)
 
     def _descend(self, node: _Node, tokens: np.ndarray, start: int) -> tuple[_Node, int]:
-        """Follow ``tokens[start:]`` down from ``node``, splitting an edge that agrees only in part."""
+        """Follow ``tokens[start:]`` down from ``node``, and split an edge that matches only in part."""
         size = self.page_size
         self._clock += 1
         self._touch_path(node)
@@ -91,9 +94,8 @@ class RadixCache:
             node = node.parent
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """Put a new node above ``node`` for its first ``length`` tokens. ``node`` stays the end of its own prefixes, so
-        that handles to it remain valid.
-        """
+        """Insert a new node above ``node`` for its first ``length`` tokens."""
+        # ``node`` remains the end of its own prefixes, so that handles to it stay valid.
         assert node.parent is not None
         cut = length // self.page_size
         upper = self._new_node(node.parent, node.key[:length], node.pages[:cut])
@@ -104,7 +106,8 @@ class RadixCache:
         return upper
 
     def _add_leaf(self, parent: _Node, tokens: np.ndarray, pages: np.ndarray, start: int, end: int) -> _Node:
-        """A leaf for ``tokens[start:end]``; keeps copies, never a view of somebody's page table."""
+        """Add a leaf for ``tokens[start:end]``."""
+        # Copies, because the arguments may be views of a page table.
         held = pages[start // self.page_size : end // self.page_size].copy()
         leaf = self._new_node(parent, tokens[start:end].copy(), held)
         leaf.used = self._clock
@@ -175,7 +178,7 @@ class RadixCache:
         return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
 
     def _cut_tail(self, leaf: _Node, num_pages: int) -> np.ndarray:
-        """Take up to ``num_pages`` from the end of an unlocked leaf; an empty leaf leaves the tree."""
+        """Remove up to ``num_pages`` from the end of an unlocked leaf; remove the leaf if it becomes empty."""
         keep = max(len(leaf.pages) - num_pages, 0)
         cut = leaf.pages[keep:]
         self.evictable_pages -= len(cut)
@@ -223,7 +226,7 @@ class RadixCache:
                 refs[id(node)] = refs.get(id(node), 0) + 1
                 length += len(node.key)
             if length != handle.cached_len:
-                raise IntegrityError(f"a live handle of {handle.cached_len} tokens stands for {length}")
+                raise IntegrityError(f"a live handle of {handle.cached_len} tokens has {length} in the tree")
         evictable = protected = 0
         for node in self._nodes():
             self._check_node(node, refs.pop(id(node), 0))

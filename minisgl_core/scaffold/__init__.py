@@ -1,4 +1,4 @@
-"""A new plugin distribution from templates: complete, right, slow, and its author's to replace."""
+"""Writes a new plugin distribution from templates: complete, correct, slow, and meant to be edited."""
 
 from .write import SCAFFOLDED_ROLES, Scaffold, write_distribution
 

@@ -1,4 +1,4 @@
-"""Names are checked, templates filled in, files written; nothing that exists is touched."""
+"""Checks names, fills in templates and writes files; existing files are not touched."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _USE: Final[Mapping[Role, tuple[str, ...]]] = {
     "moe": ("moe",),
     "ops": ("ops.rms_norm", "ops.act_and_mul"),
 }
-"""What ``--backend`` names to run a scaffold of each role."""
+"""The key of ``--backend`` for a scaffold of each role."""
 _SPARSE: Final[tuple[Role, ...]] = ("moe",)
-"""Roles that the demo model never calls: it has no experts."""
+"""Roles that the demo model does not use: it has no experts."""
 _SUITE: Final[Mapping[Role, str]] = {
     "attention": "AttentionSuite",
     "graph": "GraphSuite",
@@ -43,10 +43,10 @@ _SUITE: Final[Mapping[Role, str]] = {
     "moe": "MoESuite",
     "ops": "OpsSuite",
 }
-_TOLD: Final = "Without `--model PATH` the last two take the demo model, whose weights are fetched once."
-_SPARSE_TOLD: Final = (
-    "The last two take a small shape with experts and random weights. `--model PATH` in its place, and `minisgl "
-    "generate --model PATH`, take a model of yours that has experts."
+_NOTE: Final = "Without `--model PATH` the last two use the demo model, which is downloaded once."
+_SPARSE_NOTE: Final = (
+    "The last two use a small geometry with experts and random weights. Replace it with `--model PATH`, or run "
+    "`minisgl generate --model PATH`, to use your own model with experts."
 )
 
 SCAFFOLDED_ROLES: Final[tuple[Role, ...]] = tuple(_USE)
@@ -55,7 +55,7 @@ SCAFFOLDED_ROLES: Final[tuple[Role, ...]] = tuple(_USE)
 
 @dataclass(frozen=True, slots=True)
 class Scaffold:
-    """One distribution to be written. ``name`` is the backend's."""
+    """A distribution to be written. ``name`` is the name of the backend."""
 
     name: str
     role: Role
@@ -78,24 +78,24 @@ class Scaffold:
 
     @property
     def backend_flags(self) -> str:
-        """What makes a command use it, such as ``--backend attention=demo_attn``."""
+        """The flags that select the backend, such as ``--backend attention=demo_attn``."""
         return " ".join(f"--backend {slot}={self.name}" for slot in _USE[self.role])
 
     @property
     def explain(self) -> str:
-        """The command that shows it chosen, or why it is not."""
+        """The command that shows whether the backend is chosen, and why."""
         shape = " --geometry tiny-moe" if self.role in _SPARSE else ""
         return f"minisgl explain{shape} {self.backend_flags}"
 
     @property
     def serve(self) -> str:
-        """The command that has it serve a few tokens: the demo model's, or of random weights with experts."""
+        """The command that serves a few tokens with it: the demo model's, or those of random weights with experts."""
         if self.role in _SPARSE:
             return f"minisgl bench latency --short --geometry tiny-moe {self.backend_flags}"
         return f'minisgl generate {self.backend_flags} --prompt "The capital of France is" --max-tokens 16'
 
     def contents(self) -> dict[str, str]:
-        """Text by path below the folder."""
+        """The text of each file, by its path below the folder."""
         core = Version(__version__)
         values = {
             "name": self.name,
@@ -105,14 +105,14 @@ class Scaffold:
             "class_name": self.class_name,
             "explain": self.explain,
             "serve": self.serve,
-            "told": _SPARSE_TOLD if self.role in _SPARSE else _TOLD,
+            "note": _SPARSE_NOTE if self.role in _SPARSE else _NOTE,
             "suite": _SUITE[self.role],
             "core_range": f">={core.major}.{core.minor}",  # no upper end: the ranges of role APIs decide
         }
         return {path: Template(text).substitute(values) for path, text in self._templates()}
 
     def _templates(self) -> Iterator[tuple[str, str]]:
-        """(path, template) of every file."""
+        """The (path, template) of every file."""
         root = files("minisgl_core.scaffold").joinpath("templates")
         source = f"src/{self.package}"
         places = {
@@ -128,10 +128,10 @@ class Scaffold:
 
 
 def write_distribution(name: str, role: Role, folder: Path, registry: Registry) -> Scaffold:
-    """Write a distribution whose backend is ``role:name`` into ``folder``, which is made if need be.
+    """Write a distribution for the backend ``role:name`` into ``folder``, which is created if necessary.
 
-    Raises :class:`UsageError` for a role without template, a name that is no lower-case Python name or is taken by an
-    installed package or backend, and a folder that cannot be written to or holds anything.
+    Raises :class:`UsageError` for a role without a template, a name that is not a lower-case Python name or is used by
+    an installed package or backend, and a folder that is not writable or not empty.
     """
     if role not in SCAFFOLDED_ROLES:
         raise UsageError(
@@ -188,7 +188,7 @@ def _check_name(made: Scaffold, registry: Registry) -> None:
     if keyword.iskeyword(name):
         raise _bad_name(name, "is a keyword of Python", "choose another name")
     if name == _MEANS_ANY:
-        raise _bad_name(name, "stands for any backend, wherever one is chosen", "choose another name")
+        raise _bad_name(name, "means any backend, wherever one is chosen", "choose another name")
     taken = [item for item in registry.candidates(made.role) if item.spec.name == name]
     if taken:
         raise _bad_name(name, f"is taken: {taken[0].distribution} offers {made.role}:{name}", "choose another name")

@@ -1,6 +1,6 @@
-"""The conformance kit: does a backend do what its role's contract says and its caps claim?
+"""The conformance kit: tests whether a backend follows the contract of its role and supports what its caps claim.
 
-Two ways in: inherit a suite in a test module, such as :class:`AttentionSuite`, or run ``minisgl verify ROLE:NAME``.
+Inherit a suite in a test module, such as :class:`AttentionSuite`, or run ``minisgl verify ROLE:NAME``.
 :class:`StubEngine` replaces the engine in tests of a scheduler.
 """
 

@@ -14,8 +14,8 @@ from minisgl_core.registry.query import Need
 
 from .attention_batches import check_in_flight, check_in_turn, check_moved, lens_of_moved
 from .attention_bench import AttentionBench, Geometry, Lens, whose
-from .attention_replay import CAPTURE_ROWS, LONGEST, check_crowd, check_replays, check_replays_in_turn
-from .check import Check, Result, box_of
+from .attention_replay import CAPTURE_ROWS, LONGEST, check_replays, check_replays_in_turn, check_stress
+from .check import Check, Result, caps_of
 from .check_run import check_growth
 from .compare import close, expect, fresh, unchanged
 from .endurance import STEPS, Step, check_endurance, sizes_in_turn
@@ -29,30 +29,29 @@ if TYPE_CHECKING:
 __all__ = ["AttentionCheck"]
 
 INSTANCES: Final = 3
-"""Of a backend, in checks that use several in turns."""
+"""Number of instances in checks that use several in turns."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionCheck(Check):
-    """One batch (or a few) against the float64 reference. ``rows``: (new tokens, tokens in all) per row.
+    """One batch (or a few) against the float64 reference. ``rows``: (new tokens, total tokens) per row.
 
-    ``scenario``: ``eager`` runs one batch; ``growth`` measures memory; ``endurance``
-    runs many steps of changing lengths; ``in_flight`` prepares the next batch before the
-    last one is waited for; in ``moved`` such batches have equal lengths, on other rows, pages and contents; ``in_turn``
-    uses three backends in turns. ``replay`` captures a decode step and replays it while lengths grow and shrink,
-    ``replay_in_turn`` does so with three backends, and ``crowd`` with many rows or long ones: ``capture_rows`` of up to
-    ``longest`` tokens.
+    ``scenario``: ``eager`` runs one batch; ``growth`` measures memory; ``endurance`` runs many steps of changing
+    lengths; ``in_flight`` prepares the next batch before the last one has finished; in ``moved`` such batches have
+    equal lengths, on other rows, pages and contents; ``in_turn`` uses three instances in turns. ``replay`` captures a
+    decode step and replays it while lengths grow and shrink; ``replay_in_turn`` does so with three instances, and
+    ``stress`` with many or long rows: ``capture_rows`` of up to ``longest`` tokens.
     """
 
     imports = "from minisgl_core.plugin_api import LayerFacts"
 
     scenario: Literal[
-        "eager", "growth", "endurance", "in_flight", "moved", "in_turn", "replay", "crowd", "replay_in_turn"
+        "eager", "growth", "endurance", "in_flight", "moved", "in_turn", "replay", "stress", "replay_in_turn"
     ] = "eager"
     phase: Phase = "decode"
     dtype: str = "float32"
     kv_dtype: str = ""
-    """Empty = dtype"""
+    """Empty means ``dtype``."""
     page_size: int = 16
     kv_heads: int = 2
     gqa_ratio: int = 2
@@ -62,7 +61,7 @@ class AttentionCheck(Check):
     capture_rows: int = CAPTURE_ROWS
     longest: int = LONGEST
     slots: int = 0
-    """The pool has as many at least."""
+    """Least number of slots of the pool."""
     seed: int = 0
 
     def need(self, fixture: DeviceFixture) -> Need:
@@ -85,9 +84,9 @@ class AttentionCheck(Check):
         )
 
     def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
-        box = box_of(under_test, self, fixture)
-        host_plan = box is not None and box.host_plan
-        geometry = self._geometry(box is not None and box.finite_tail)
+        caps = caps_of(under_test, self, fixture)
+        host_plan = caps is not None and caps.host_plan
+        geometry = self._geometry(caps is not None and caps.finite_tail)
         pairs = (self._instance(under_test, fixture, geometry, place) for place in range(INSTANCES))
         first = bench, backend = next(pairs)
         note = ""
@@ -106,8 +105,8 @@ class AttentionCheck(Check):
                 worst = check_in_turn(chain([first], pairs), self.phase, self.rows)
             case "replay":
                 worst = check_replays(bench, backend, host_plan=host_plan)
-            case "crowd":
-                worst = check_crowd(bench, backend, host_plan=host_plan)
+            case "stress":
+                worst = check_stress(bench, backend, host_plan=host_plan)
             case "replay_in_turn":
                 worst = check_replays_in_turn(chain([first], pairs), host_plan=host_plan)
         fixture.platform.synchronize()
@@ -117,7 +116,9 @@ class AttentionCheck(Check):
     def _instance(
         self, under_test: BackendUnderTest, fixture: DeviceFixture, geometry: Geometry, place: int
     ) -> tuple[AttentionBench, Any]:
-        """A pool and its backend. The second has the first one's shapes and other facts, the third other shapes."""
+        """A pool and its backend. The second instance has the first one's shapes and other facts, the third other
+        shapes.
+        """
         if place == 1:
             layers = tuple(replace(facts, scale=facts.scale / 2) for facts in self.layers)
             geometry = replace(geometry, layers=layers)
@@ -137,8 +138,8 @@ class AttentionCheck(Check):
 
     @property
     def is_replay(self) -> bool:
-        """Is a decode step captured?"""
-        return self.scenario in ("replay", "crowd", "replay_in_turn")
+        """True if a decode step is captured."""
+        return self.scenario in ("replay", "stress", "replay_in_turn")
 
     def _geometry(self, finite_tail: bool) -> Geometry:
         return Geometry(
@@ -193,8 +194,8 @@ class AttentionCheck(Check):
         unchanged(*earlier, "an earlier result")
 
     def _endurance(self, bench: AttentionBench, backend: Any) -> tuple[float, str]:
-        """The first row takes every length in turn, with up to as many new tokens as it has here; the others are the
-        call that is repeated.
+        """The first row goes through all lengths, with up to as many new tokens as it has here; the others form the
+        repeated call.
         """
         (new, _), constant = self.rows[0], self.rows[1:]
         others = range(1, len(self.rows))
@@ -221,7 +222,7 @@ class AttentionCheck(Check):
         return check_endurance(bench.fixture, Step(fresh, lambda: (run(constant, others, wide),)))
 
     def _growth(self, bench: AttentionBench, backend: Any) -> float:
-        """After two warm-up steps, equal steps leave no memory behind."""
+        """After two warm-up steps, equal steps must not use more memory."""
         bench.fill([total for _, total in self.rows])
         wide = bench.wide(sum(new for new, _ in self.rows))
         bench.write_inputs(wide, self.rows, 0)

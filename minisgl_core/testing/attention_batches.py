@@ -1,4 +1,4 @@
-"""Eager batches that follow each other: of other sizes, of equal sizes on other pages, of backends side by side."""
+"""Consecutive eager batches: of different sizes, of equal sizes on other pages, and of several instances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["check_in_flight", "check_in_turn", "check_moved", "lens_of_moved"]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A batch that was started. ``rows``: the sequences in it."""
+    """A launched batch. ``rows``: the sequences in it."""
 
     lens: Lens
     rows: Sequence[int]
@@ -28,7 +28,7 @@ class _Run:
 
 
 def _start(bench: AttentionBench, backend: Any, batch: KitBatch, lens: Lens, rows: Sequence[int]) -> _Run:
-    """Prepare and launch layer 0; nothing waits."""
+    """Prepare the batch and launch layer 0, without waiting."""
     wide = bench.wide(sum(new for new, _ in lens))
     bench.write_inputs(wide, lens, 0, rows)
     backend.prepare_metadata(batch)
@@ -42,7 +42,7 @@ def _judge(bench: AttentionBench, run: _Run, what: str) -> float:
 
 
 def check_in_flight(bench: AttentionBench, backend: Any, phase: Phase, lens: Lens) -> float:
-    """Batches of different sizes and lengths follow each other without a wait."""
+    """Batches of different sizes and lengths follow each other without synchronization."""
     bench.fill([total for _, total in lens])
     runs = []
     for count in (len(lens), 1, len(lens) - 1, len(lens)) * 2:
@@ -52,16 +52,16 @@ def check_in_flight(bench: AttentionBench, backend: Any, phase: Phase, lens: Len
 
 
 def lens_of_moved(lens: Lens) -> Lens:
-    """Of the rows that :func:`check_moved` needs: two batches' worth."""
+    """Lengths of the rows for :func:`check_moved`: two batches."""
     return (*lens, *lens)
 
 
 def check_moved(bench: AttentionBench, backend: Any, phase: Phase, lens: Lens) -> float:
-    """Batches whose host lengths and shapes are equal, two in flight each time, and nothing else is.
+    """Batches with equal host lengths and shapes, two in flight each time, that differ in everything else.
 
-    First two batches of different rows; then both on other pages, and then on the same pages with other contents (as
-    when freed pages serve another request), all in the tensors of the first view, as fixed buffers would be. The rows
-    of the last batch before a change are the first after it.
+    First two batches of different rows; then both on other pages; then on the same pages with other contents, as when
+    freed pages serve another request. All use the tensors of the first view, like fixed buffers. The rows of the last
+    batch before a change are the first ones after it.
     """
     halves = [tuple(range(len(lens))), tuple(reversed(range(len(lens), 2 * len(lens))))]
     rows = (*halves[0], *halves[1])
@@ -87,7 +87,7 @@ def check_moved(bench: AttentionBench, backend: Any, phase: Phase, lens: Lens) -
 
 
 def _rewritten(held: BatchView, view: BatchView) -> BatchView:
-    """``view`` in the tensors of ``held``, which have its shapes."""
+    """Copy ``view`` into the tensors of ``held``, which have its shapes."""
     for item in fields(BatchView):
         tensor, value = getattr(held, item.name), getattr(view, item.name)
         if isinstance(tensor, torch.Tensor) and tensor is not value:
@@ -96,9 +96,9 @@ def _rewritten(held: BatchView, view: BatchView) -> BatchView:
 
 
 def check_in_turn(pairs: Iterable[tuple[AttentionBench, Any]], phase: Phase, lens: Lens) -> float:
-    """Backends that live beside each other, each with a pool of its own; ``pairs`` makes one after the other.
+    """Several instances, each with its own pool; ``pairs`` creates one after the other.
 
-    All are used whenever one has come to life, and the first once more when the others are closed.
+    All are used each time one has been created, and the first once more after the others are closed.
     """
     alive: list[tuple[AttentionBench, Any]] = []
 

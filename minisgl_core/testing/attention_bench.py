@@ -1,8 +1,8 @@
-"""A paged pool with known sequences in it, and batches over them as the core would derive them.
+"""A paged pool with known sequences, and batches over them as the core would build them.
 
-Whatever no live token owns holds NaN: foreign pages, the dummy page, and the rest of a row's last page. For a backend
-that declares ``finite_tail`` that rest is zero, as in pages that the core has just allocated. Shapes: T tokens, B rows,
-H query heads, K kv heads, D head_dim, P pages, S page_size.
+Memory that no live token owns is filled with NaN: foreign pages, the dummy page, and the rest of a row's last page. For
+a backend that declares ``finite_tail`` that rest is zero, as in pages that the core has just allocated. Shapes: T
+tokens, B rows, H query heads, K kv heads, D head_dim, P pages, S page_size.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .device_fixture import DeviceFixture, KitBatch, dtype_named
 __all__ = ["AttentionBench", "Geometry", "Lens", "Pool", "whose"]
 
 Lens = Sequence[tuple[int, int]]
-"""Per row: (new tokens, tokens in all)."""
+"""(new tokens, total tokens) per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What an attention backend's caps speak of."""
+    """The parameters that the caps of an attention backend cover."""
 
     dtype: str
     kv_dtype: str
@@ -57,8 +57,9 @@ class Pool:
 
 
 class AttentionBench:
-    """``rows`` sequences of up to ``longest`` tokens on shuffled pages, and the state that decode is derived from. The
-    pool has ``slots`` or more.
+    """``rows`` sequences of up to ``longest`` tokens on shuffled pages, and the device state of decode.
+
+    The pool has at least ``slots`` slots.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class AttentionBench:
         self.pool = Pool(g, max(rows * pages + 3, -(-slots // g.page_size)), device)
         shape = (2, len(g.layers), rows, longest, g.kv_heads, g.head_dim)
         self.kv = self.randn(*shape).to(kv_dtype)
-        """The rows' true keys and values, whatever part of them is in the pool."""
+        """The true keys and values of the rows, whichever part of them is in the pool."""
         self.dummy_slot = self.pool.num_pages * g.page_size
         self.page_table = torch.full((rows + 1, pages * g.page_size), self.dummy_slot, dtype=torch.int32, device=device)
         self.lengths = torch.zeros(rows + 1, dtype=torch.int32, device=device)
@@ -80,11 +81,11 @@ class AttentionBench:
         self.deal_pages()
 
     def randn(self, *shape: int) -> torch.Tensor:
-        """The same numbers on every device."""
+        """Random numbers that are the same on every device."""
         return torch.randn(shape, generator=self._random).to(self.fixture.device)
 
     def deal_pages(self) -> None:
-        """Give every row other pages, in a random order."""
+        """Assign other pages to every row, in random order."""
         size = self.geometry.page_size
         per_row = self.page_table.shape[1] // size
         order = torch.randperm(self.pool.num_pages, generator=self._random)[: self.rows * per_row]
@@ -92,12 +93,12 @@ class AttentionBench:
         self.page_table[: self.rows] = slots.flatten(1).to(self.fixture.device, torch.int32)
 
     def renew(self) -> None:
-        """Other sequences in place of all; the pool shows them after :meth:`fill`."""
+        """Replace all sequences; the pool contains the new ones after :meth:`fill`."""
         self.kv = self.randn(*self.kv.shape).to(self.kv.dtype)
 
     def fill(self, kv_lens: Sequence[int], rows: Sequence[int] | None = None) -> None:
-        """Put the first ``kv_lens`` tokens of the rows (None: the first ones) into the pool, and NaN (see above)
-        everywhere else.
+        """Write the first ``kv_lens`` tokens of the rows (None: of the first rows) to the pool, and NaN (see above) to
+        everything else.
         """
         self.pool.storage.fill_(torch.nan)
         size = self.geometry.page_size
@@ -109,7 +110,7 @@ class AttentionBench:
             flat[:, :, slots[:length]] = self.kv[:, :, row, :length]
 
     def setup(self, max_tokens: int) -> AttentionSetup:
-        """What the core would tell a backend."""
+        """The setup that the core would pass to a backend."""
         g = self.geometry
         return AttentionSetup(
             device=self.fixture.device,
@@ -131,7 +132,9 @@ class AttentionBench:
     # Batches.
 
     def eager(self, phase: str, lens: Lens, rows: Sequence[int] | None = None) -> KitBatch:
-        """One of the ``rows`` (None: the first ones) per item of ``lens``, with lengths on the host."""
+        """An eager batch: one of the ``rows`` (None: the first ones) for each item of ``lens``, with lengths on the
+        host.
+        """
         device = self.fixture.device
         q_lens, kv_lens = tuple(n for n, _ in lens), tuple(n for _, n in lens)
         table_idx = torch.tensor(_rows(rows, lens), device=device)
@@ -162,7 +165,7 @@ class AttentionBench:
         return batch
 
     def derive(self, batch: KitBatch, rows: torch.Tensor, kv_lens_host: tuple[int, ...] | None) -> None:
-        """A decode batch's inputs and view, from the device state alone. Part of a captured step."""
+        """Derive the inputs and the view of a decode batch from device state only. Part of a captured step."""
         batch.positions = self.lengths[rows]
         kv_lens = batch.positions + 1
         batch.out_loc = self.page_table[rows, batch.positions.long()]
@@ -187,10 +190,10 @@ class AttentionBench:
         starts = torch.arange(0, pages * size, size, dtype=torch.int32, device=kv_lens.device)
         return ids.masked_fill_(starts[None, :] >= kv_lens[:, None], self.pool.num_pages)
 
-    # Inputs of a forward, and what must come out.
+    # Inputs of a forward call, and the expected output.
 
     def wide(self, tokens: int) -> torch.Tensor:
-        """(T, (H + 2K) * D) of NaN: rows of which q, k and v are views, as the fused operation leaves them."""
+        """(T, (H + 2K) * D) of NaN: rows of which q, k and v are views, like the output of the fused operation."""
         g = self.geometry
         shape = (tokens, (g.q_heads + 2 * g.kv_heads) * g.head_dim)
         return torch.full(shape, torch.nan, dtype=self.dtype, device=self.fixture.device)
@@ -203,7 +206,9 @@ class AttentionBench:
         return q, k, v
 
     def write_inputs(self, wide: torch.Tensor, lens: Lens, layer: int, rows: Sequence[int] | None = None) -> None:
-        """Random queries, and the new tokens' keys and values; rows of ``wide`` past the live tokens become NaN."""
+        """Write random queries and the keys and values of the new tokens; rows of ``wide`` past the live tokens become
+        NaN.
+        """
         wide.fill_(torch.nan)
         q, k, v = self.views(wide)
         tokens = sum(new for new, _ in lens)
@@ -213,7 +218,7 @@ class AttentionBench:
             given[:tokens] = torch.cat([cache[row, total - new : total] for row, (new, total) in own]).to(self.dtype)
 
     def expected(self, q: torch.Tensor, lens: Lens, layer: int, rows: Sequence[int] | None = None) -> torch.Tensor:
-        """float64 (T, H, D)"""
+        """The reference result: float64 (T, H, D)."""
         parts, start = [], 0
         for row, (new, total) in zip(_rows(rows, lens), lens, strict=True):
             k, v = self.kv[0, layer, row, :total], self.kv[1, layer, row, :total]
@@ -223,14 +228,14 @@ class AttentionBench:
 
 
 def whose(lens: Lens) -> Callable[[int], str]:
-    """Of a token's place in a batch: which row it is of, and that row's lengths."""
+    """Describe a token by its row, and that row's lengths."""
     owners = [row for row, (new, _) in enumerate(lens) for _ in range(new)]
 
-    def told(token: int) -> str:
+    def describe(token: int) -> str:
         new, total = lens[owners[token]]
         return f"of row {owners[token]}: {new} new of {total} tokens"
 
-    return told
+    return describe
 
 
 def _rows(rows: Sequence[int] | None, lens: Sequence[object]) -> Sequence[int]:

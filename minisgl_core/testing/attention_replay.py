@@ -16,32 +16,34 @@ __all__ = [
     "CAPTURE_ROWS",
     "LONGEST",
     "CapturedStep",
-    "check_crowd",
     "check_replays",
     "check_replays_in_turn",
+    "check_stress",
 ]
 
 CAPTURE_ROWS: Final = 4
 LAST: Final = (16, 40, 3)
 REPLAYS: Final = ((5, 17, 33), (6, 18, 34), (90, 64, 65), (1, 2), LAST)
-"""Lengths of the live rows at each replay, the new token included."""
+"""Lengths of the live rows at each replay, including the new token."""
 LONGEST: Final = max(max(lens) for lens in REPLAYS) + 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Replay:
-    """One replay and what it is judged by, all of it kept from the next one. ``rows``: the sequences in the batch."""
+    """One replay and everything needed to judge it, copied before the next one. ``rows``: the sequences
+    in the batch.
+    """
 
     lens: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
     queries: tuple[torch.Tensor, ...]
     results: tuple[torch.Tensor, ...]
     pool: tuple[torch.Tensor, torch.Tensor]
-    """Before and after"""
+    """The pool before and after."""
 
 
 class CapturedStep:
-    """One step of one backend, of as many rows as the bench has and a dummy one, captured with dummy rows."""
+    """One captured step: all rows of the bench and a dummy row, captured with dummy rows."""
 
     def __init__(self, bench: AttentionBench, backend: Any, *, host_plan: bool) -> None:
         self._bench, self._backend, self._host_plan = bench, backend, host_plan
@@ -62,7 +64,7 @@ class CapturedStep:
         return tuple(self._backend.forward(*given, layer, self._batch) for layer, given in enumerate(views))
 
     def start(self, lens: tuple[int, ...], rows: tuple[int, ...] | None = None) -> _Replay:
-        """Replay on other pages, and wait for nothing."""
+        """Replay on other pages, without waiting."""
         bench, own = self._bench, rows or tuple(range(len(lens)))
         per_row = tuple((1, n) for n in lens)
         self._stage(lens, per_row, own)
@@ -78,7 +80,7 @@ class CapturedStep:
         )
 
     def _stage(self, lens: tuple[int, ...], per_row: tuple[tuple[int, int], ...], rows: tuple[int, ...]) -> None:
-        """The device's state before a pass, and the host plan of a backend that has one."""
+        """Write the device state before a pass, and make the host plan if the backend has one."""
         bench, live = self._bench, len(lens)
         bench.deal_pages()
         bench.fill(lens, rows)
@@ -110,7 +112,7 @@ class CapturedStep:
 
 
 def check_replays(bench: AttentionBench, backend: Any, *, host_plan: bool) -> float:
-    """One replay after another, then two in flight that differ in nothing but rows and pages."""
+    """One replay after another, then two in flight that differ only in rows and pages."""
     step = CapturedStep(bench, backend, host_plan=host_plan)
     worst = max(step.judge(step.start(lens), f"replay {number}") for number, lens in enumerate(REPLAYS))
     for number, done in enumerate([step.start(LAST, (2, 0, 1)), step.start(LAST)]):
@@ -123,8 +125,8 @@ def check_replays(bench: AttentionBench, backend: Any, *, host_plan: bool) -> fl
     return worst
 
 
-def check_crowd(bench: AttentionBench, backend: Any, *, host_plan: bool) -> float:
-    """Short rows, half of them, a few of the longest kind, all of a medium length, and short ones again."""
+def check_stress(bench: AttentionBench, backend: Any, *, host_plan: bool) -> float:
+    """Short rows, half of them, a few of the longest, all of medium length, and short rows again."""
     step = CapturedStep(bench, backend, host_plan=host_plan)
     short = tuple(1 + row % bench.longest for row in range(bench.rows))
     long = tuple(bench.longest - row for row in range(min(3, bench.rows)))
@@ -137,9 +139,9 @@ def check_crowd(bench: AttentionBench, backend: Any, *, host_plan: bool) -> floa
 
 
 def check_replays_in_turn(pairs: Iterable[tuple[AttentionBench, Any]], *, host_plan: bool) -> float:
-    """Backends that live beside each other, each with a captured step of its own; ``pairs`` makes one after the other.
+    """Several instances, each with its own captured step; ``pairs`` creates one after the other.
 
-    All are replayed whenever one has come to life, and the first once more when the others are closed.
+    All are replayed each time one has been created, and the first once more after the others are closed.
     """
     alive: list[tuple[CapturedStep, Any]] = []
     worst = 0.0

@@ -1,4 +1,4 @@
-"""The backend under test: a spec, where it comes from, and building it as the core does."""
+"""The backend under test: its spec, its origin, and its construction as in the core."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ class BackendUnderTest:
         options: Mapping[str, Any] | None = None,
         registry: Registry | None = None,
     ) -> BackendUnderTest:
-        """From a spec, or from ``ROLE:NAME[/variant][@distribution]`` of an installed plugin (the role may be left out
-        if ``role`` is given). A name means its first variant that runs on this device.
+        """From a spec, or from ``ROLE:NAME[/variant][@distribution]`` of an installed plugin.
 
-        Raises :class:`UsageError` for a name that nobody offers, :class:`BackendError` with all reasons if no variant
-        can run here.
+        The role may be omitted if ``role`` is given. A name means its first variant that runs on this device. Raises
+        :class:`UsageError` for an unknown name, and :class:`BackendError` with all reasons if no variant can run here.
         """
         if isinstance(what, BackendSpec):
             return cls(what, options=options or {})
@@ -86,22 +85,22 @@ class BackendUnderTest:
 
     @property
     def label(self) -> str:
-        """Such as ``attention:fa/fa3@minisgl-fa``: understood by :meth:`of` if it is installed."""
+        """Such as ``attention:fa/fa3@minisgl-fa``; accepted by :meth:`of` if the backend is installed."""
         variant = f"/{self.spec.variant}" if self.spec.variant else ""
         origin = f"@{self.distribution}" if self.installed else ""
         return f"{self.spec.role}:{self.spec.name}{variant}{origin}"
 
-    def boxes(self, device: DeviceFacts) -> list[Caps]:
-        """The boxes of its caps that speak of this device."""
+    def capability_sets(self, device: DeviceFacts) -> list[Caps]:
+        """The capability sets that cover this device."""
         need = Need(device=device)
-        return [box for box in self.spec.caps if self.claims(need, [box])]
+        return [caps for caps in self.spec.caps if self.claims(need, [caps])]
 
-    def claims(self, need: Need, boxes: Iterable[Caps]) -> bool:
-        """Does one of these boxes of its caps hold the need?"""
-        return any(match(_with(self.spec, box), need)[0] is not None for box in boxes)
+    def claims(self, need: Need, capability_sets: Iterable[Caps]) -> bool:
+        """True if one of these capability sets meets the requirement."""
+        return any(match(_with(self.spec, caps), need)[0] is not None for caps in capability_sets)
 
-    def choice(self, box: Caps | None = None, options: Mapping[str, Any] | None = None) -> Choice:
-        """As a plan would hold it."""
+    def choice(self, caps: Caps | None = None, options: Mapping[str, Any] | None = None) -> Choice:
+        """The choice as a plan would contain it."""
         spec = self.spec
         return Choice(
             role=spec.role,
@@ -112,21 +111,21 @@ class BackendUnderTest:
             factory=spec.factory,
             options_model=spec.options,
             options=self.options if options is None else options,
-            ops=() if box is None else box.ops,
+            ops=() if caps is None else caps.ops,
         )
 
-    def build(self, setup: object, box: Caps | None = None) -> Any:
-        """``Class(setup, options)``, its methods checked; raises as :func:`minisgl_core.registry.build` does."""
-        return build(self.choice(box), setup)
+    def build(self, setup: object, caps: Caps | None = None) -> Any:
+        """Build ``Class(setup, options)`` and check its methods; raises like :func:`minisgl_core.registry.build`."""
+        return build(self.choice(caps), setup)
 
 
 def names_of(declared: tuple[str, ...] | AnyValue, everything: tuple[str, ...]) -> tuple[str, ...]:
-    """A declared list of names, ``ANY`` written out."""
+    """A declared list of names, with ``ANY`` expanded."""
     return everything if isinstance(declared, AnyValue) else declared
 
 
-def _with(spec: BackendSpec, box: Caps) -> BackendSpec:
-    return BackendSpec(role=spec.role, name=spec.name, factory=spec.factory, caps=(box,))
+def _with(spec: BackendSpec, caps: Caps) -> BackendSpec:
+    return BackendSpec(role=spec.role, name=spec.name, factory=spec.factory, caps=(caps,))
 
 
 def _refusal(spec: BackendSpec, device: DeviceFacts) -> list[str]:

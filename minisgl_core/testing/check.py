@@ -1,4 +1,4 @@
-"""What a check is: plain data with a name, that runs against a backend and can be pasted into a test."""
+"""Checks: plain data with a name, which runs against a backend and can be pasted into a test."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
     from .device_fixture import DeviceFixture
 
-__all__ = ["Check", "Result", "box_of"]
+__all__ = ["Check", "Result", "caps_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a passed check measured."""
+    """The measurements of a passed check."""
 
     errors: Mapping[str, float] = field(default_factory=dict)
     """Worst error by dtype name, as :func:`~minisgl_core.testing.compare.close` measures it."""
@@ -31,32 +31,33 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Check:
-    """A check with its parameters. :meth:`run` returns a :class:`Result`, or raises: then the backend failed it.
+    """A check with its parameters.
 
-    ``outside``: it lies outside the declared caps, so resolving must refuse it.
+    :meth:`run` returns a :class:`Result`, or raises if the backend failed. ``outside``: the check is outside the
+    declared caps, so resolving must refuse it.
     """
 
     imports: ClassVar[str] = ""
-    """What a snippet with this check must import beyond ``assert_conforms`` and the class itself."""
+    """Names that a snippet with this check imports in addition to ``assert_conforms`` and the class."""
 
     name: str
     outside: bool = False
 
     def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
-        """Run against a fresh backend; ``fixture`` is active (see :meth:`conform`)."""
+        """Run against a new backend; ``fixture`` is active (see :meth:`conform`)."""
         raise NotImplementedError
 
     def conform(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
-        """:meth:`run` as the engine's thread would: on its stream, and leaving the process as it was."""
+        """Like :meth:`run`, but on the engine's stream, and checks that the process is left unchanged."""
         with fixture.active(), same_process():
             return self.run(under_test, fixture)
 
     def need(self, fixture: DeviceFixture) -> Need | None:
-        """What resolving would ask of the caps; None for checks that caps say nothing about."""
+        """The requirement that resolving would match; None for checks that caps do not cover."""
         return None
 
     def __repr__(self) -> str:
-        """Python that makes it again; fields at their defaults are left out."""
+        """Python code that creates this check; fields at their defaults are omitted."""
         shown = [
             f"{item.name}={value!r}"
             for item in fields(self)
@@ -65,11 +66,11 @@ class Check:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def needed_imports(self) -> list[str]:
-        """Lines of Python before which its ``repr`` means nothing."""
+        """Lines of Python that its ``repr`` needs."""
         return [self.imports] if self.imports else []
 
     def snippet(self, under_test: BackendUnderTest, device: str) -> str:
-        """A program that runs just this check."""
+        """A program that runs only this check."""
         target = repr(under_test.label) if under_test.installed else "SPEC"
         comment = "" if under_test.installed else "  # SPEC: your BackendSpec"
         names = f"{type(self).__name__}, assert_conforms"
@@ -77,7 +78,7 @@ class Check:
         return "\n".join([*lines, f"assert_conforms({target}, {self!r}, device={device!r}){comment}"])
 
 
-def box_of(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> Caps | None:
-    """The box of caps that a check lies in; None outside."""
+def caps_of(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> Caps | None:
+    """The capability set that contains a check; None outside."""
     need = check.need(fixture)
     return None if need is None else match(under_test.spec, need)[0]

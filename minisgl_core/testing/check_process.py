@@ -1,4 +1,4 @@
-"""Checks in a child process, many in one; another is started after one crashed, hung or ended it."""
+"""Runs many checks in one child process, and starts another after a crash, a hang or an exit."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 __all__ = ["CHECK_LIMIT_S", "CheckProcess", "run_isolated"]
 
 CHECK_LIMIT_S: Final = 300.0
-"""For one check; it may compile kernels."""
+"""Time limit of one check, which may compile kernels."""
 MOST_HANGS: Final = 2
-"""After so many the other checks are not run: each would cost its whole limit."""
+"""Hangs after which the other checks are not run, because each would take the whole time limit."""
 MOST_ENDS: Final = 8
-"""After so many crashes and exits the other checks are not run."""
+"""Crashes and exits after which the other checks are not run."""
 START_LIMIT_S: Final = 120.0
 _SLICE_S: Final = 0.25
 _PROGRAM: Final = "from minisgl_core.testing.child import main; main()"
 _SHOWN: Final = 200
-"""Characters of what was printed."""
+"""Characters of the output that are shown."""
 _STACK: Final = re.compile(r"^Current thread .*(?:\n  File .*)+", re.MULTILINE)
 _FRAME: Final = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 
 
 class _Ended(Exception):
-    """The child died, or was ended because it did not answer."""
+    """The child died, or was killed because it did not answer."""
 
     def __init__(self, text: str, *, hung: bool = False) -> None:
         super().__init__(text)
@@ -53,7 +53,7 @@ class _Ended(Exception):
 
 
 class CheckProcess:
-    """Runs one check after another on one backend. :attr:`hangs` and :attr:`ends` count what became of its children."""
+    """Runs checks on one backend. :attr:`hangs` and :attr:`ends` count how its children ended."""
 
     def __init__(self, under_test: BackendUnderTest, device: DeviceFacts, limit_s: float = CHECK_LIMIT_S) -> None:
         self._under_test, self._device, self._limit_s = under_test, device, limit_s
@@ -67,7 +67,7 @@ class CheckProcess:
         self.close()
 
     def run(self, check: Check) -> Outcome:
-        """What became of the check; also of one that ended its process."""
+        """The outcome of the check, also if it ended its process."""
         if self.hangs >= MOST_HANGS or self.ends >= MOST_ENDS:
             why = f"not run: {self.hangs} checks hung and {self.ends} ended their process before"
             return Outcome(check.name, "skipped", detail=why)
@@ -88,7 +88,7 @@ class CheckProcess:
         return found, ""
 
     def close(self) -> None:
-        """End the child."""
+        """Terminate the child."""
         child, self._child = self._child, None
         if child is not None:
             child.close()
@@ -111,7 +111,7 @@ class CheckProcess:
 
 
 class _Child:
-    """One process, its two pipes, and the files that its standard output and standard error are."""
+    """A child process, its two pipes, and the files with its standard output and standard error."""
 
     def __init__(self) -> None:
         self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
@@ -133,13 +133,13 @@ class _Child:
         self._answers: IO[bytes] = os.fdopen(ours_in, "rb")
 
     def ask(self, request: Any, limit_s: float) -> Any:
-        """The answer. Raises :class:`_Ended` with what happened in its place."""
+        """The answer to a request. Raises :class:`_Ended` with the reason if there is none."""
         with contextlib.suppress(BrokenPipeError):
             self._requests.write(pickle.dumps(request))
             self._requests.flush()
         end = time.monotonic() + limit_s
         while not select.select([self._answers], [], [], _SLICE_S)[0]:
-            if self._process.poll() is not None:  # what it started may hold its pipe
+            if self._process.poll() is not None:  # a grandchild may still hold its pipe
                 break
             if time.monotonic() > end:
                 raise self._hung(limit_s)
@@ -149,7 +149,7 @@ class _Child:
         raise self._died()
 
     def printed(self) -> dict[str, str]:
-        """What was written since the last call, by stream."""
+        """Output since the last call, by stream."""
         texts = {}
         for place, name in enumerate(("standard output", "standard error")):
             file = self._files[place]
@@ -160,7 +160,7 @@ class _Child:
         return texts
 
     def close(self) -> None:
-        """End it, and what it started."""
+        """Terminate it and its own children."""
         for pipe in (self._requests, self._answers):
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -199,7 +199,7 @@ def _environment() -> dict[str, str]:
 
 
 def _with_output(outcome: Outcome, printed: dict[str, str]) -> Outcome:
-    """What a check prints is a note: a server's log and ``--json`` are no place for it."""
+    """Add a note with what a check printed, which belongs neither in a server's log nor in ``--json``."""
     said = [f"it printed to {name}: {text.strip()[:_SHOWN]!r}" for name, text in printed.items() if text.strip()]
     if not said:
         return outcome
@@ -210,7 +210,7 @@ def _with_output(outcome: Outcome, printed: dict[str, str]) -> Outcome:
 def run_isolated(
     process: CheckProcess, outside: CheckProcess, checks: Iterable[Check], finished: Callable[[Outcome], None]
 ) -> list[Outcome]:
-    """Run them in order, those outside the caps in a process of their own: they may spoil it for others."""
+    """Run checks in order; those outside the caps in a separate process, because they may damage it."""
     outcomes = []
     for check in checks:
         outcomes.append((outside if check.outside else process).run(check))

@@ -1,4 +1,4 @@
-"""One call of a backend as data in, data out: run eagerly, captured, and often."""
+"""One call of a backend with given inputs: run eagerly, captured, and often."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
-from .check import Check, Result, box_of
+from .check import Check, Result, caps_of
 from .compare import Mismatch, fresh, unchanged
 from .endurance import Step, check_endurance, sizes_in_turn
 
@@ -26,12 +26,12 @@ Tensors = dict[str, torch.Tensor]
 
 REPLAYS = 3
 CALLS = 3
-"""On rewritten inputs"""
+"""Calls on rewritten inputs."""
 GROWTH_STEPS = 4
 
 
 class Draw:
-    """Random tensors on the device; the same numbers on every device."""
+    """Random tensors on the device, with the same numbers on every device."""
 
     def __init__(self, fixture: DeviceFixture, seed: int) -> None:
         self.device, self._random = fixture.device, fixture.generator(seed)
@@ -50,24 +50,24 @@ class Draw:
 
 
 class CheckRun:
-    """What a check does to its backend. Results that :attr:`is_new` must not share memory with anything."""
+    """The call that a check makes. Results that :attr:`is_new` must not share memory with anything."""
 
     is_new = True
     may_overwrite: frozenset[str] = frozenset()
-    """Inputs that the contract lets a backend overwrite."""
+    """Inputs that the contract allows a backend to overwrite."""
 
     is_repeatable = True
-    """Are the outputs a function of the inputs alone?"""
+    """True if the outputs depend only on the inputs."""
 
     def resize(self, rows: int) -> None:
-        """Inputs that are drawn from now on have so many rows; nothing happens where their number is fixed."""
+        """Set the number of rows of inputs drawn from now on; no effect where it is fixed."""
 
     def draw(self, draw: Draw) -> Tensors:
         """New inputs, of the same shapes each time."""
         raise NotImplementedError
 
     def call(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-        """Device work only, so that it can be captured."""
+        """The call: device work only, so that it can be captured."""
         raise NotImplementedError
 
     def judge(self, inputs: Tensors, outputs: Sequence[torch.Tensor]) -> float:
@@ -77,9 +77,10 @@ class CheckRun:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CallCheck(Check):
-    """A check that is one :class:`CheckRun`. ``how``: eager, replay (captured), rewritten (again and again on the same
-    tensors, which hold something else each time), in_turn (several backends side by side), growth (memory after
-    warm-up), or endurance (many calls of changing sizes).
+    """A check that is one :class:`CheckRun`.
+
+    ``how``: eager; replay (captured); rewritten (repeated on the same tensors with other contents each time); in_turn
+    (several instances); growth (memory after warm-up); endurance (many calls of changing sizes).
     """
 
     how: Literal["eager", "replay", "rewritten", "in_turn", "growth", "endurance"] = "eager"
@@ -87,23 +88,23 @@ class CallCheck(Check):
     seed: int = 0
 
     def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
-        """The call that this check makes."""
+        """The call of this check."""
         raise NotImplementedError
 
-    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
-        """The backend, told what the core would tell it."""
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, caps: Caps | None) -> Any:
+        """Build the backend with the setup that the core would pass."""
         raise NotImplementedError
 
     def siblings(self) -> tuple[Self, ...]:
-        """What the other backends of ``in_turn`` are built for: the same shapes with other contents, and other
-        shapes where a setup speaks of shapes.
+        """The checks for the other instances of ``in_turn``: the same shapes with other contents, and other shapes
+        where a setup has shapes.
         """
         return (replace(self, seed=self.seed + 100),)
 
     def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
         if self.how == "in_turn":
             return Result({self.dtype: self._in_turn(under_test, fixture)})
-        backend = self.build(under_test, fixture, box_of(under_test, self, fixture))
+        backend = self.build(under_test, fixture, caps_of(under_test, self, fixture))
         check_run = self.check_run(backend, fixture)
         note = ""
         if self.how == "endurance":
@@ -116,13 +117,13 @@ class CallCheck(Check):
         return Result({self.dtype: worst}, note)
 
     def _in_turn(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> float:
-        """Several backends live beside each other. All are called whenever one has come to life, and the first once
-        more when the others are closed.
+        """Several instances exist at once. All are called each time one has been created, and the first once more after
+        the others are closed.
         """
         alive: list[tuple[Any, CheckRun, Draw]] = []
         worst = 0.0
         for check in (self, *self.siblings()):
-            backend = check.build(under_test, fixture, box_of(under_test, check, fixture))
+            backend = check.build(under_test, fixture, caps_of(under_test, check, fixture))
             alive.append((backend, check.check_run(backend, fixture), Draw(fixture, check.seed)))
             for place, (_, check_run, draw) in enumerate(alive):
                 what = f"a call of instance {place} of {len(alive)}"
@@ -140,14 +141,14 @@ class CallCheck(Check):
 
 
 def spread(rows: torch.Tensor, pad: int = 8) -> torch.Tensor:
-    """The same (T, N) values as a view of wider rows, whose gaps hold NaN."""
+    """The same (T, N) values as a view of wider rows whose gaps contain NaN."""
     wide = torch.full((rows.shape[0], rows.shape[1] + pad), torch.nan, dtype=rows.dtype, device=rows.device)
     wide[:, : rows.shape[1]] = rows
     return wide[:, : rows.shape[1]]
 
 
 def check_growth(fixture: DeviceFixture, step: Callable[[], object]) -> None:
-    """After some steps of warm-up, more of them leave no memory behind."""
+    """After warm-up steps, further steps must not use more memory."""
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -155,7 +156,7 @@ def check_growth(fixture: DeviceFixture, step: Callable[[], object]) -> None:
 
     steps(1)
     with fixture.memory_watch() as in_use:
-        steps(2)  # what is only replaced is counted from here on
+        steps(2)  # memory that was only replaced is counted from here on
         before = in_use()
         steps(GROWTH_STEPS)
         grown = in_use() - before
@@ -187,7 +188,7 @@ def _check_new(check_run: CheckRun, inputs: Tensors, outputs: tuple[torch.Tensor
 
 
 def _judged(check_run: CheckRun, inputs: Tensors, what: str) -> float:
-    """One call; ``what`` names it in a complaint."""
+    """Judge one call; ``what`` names it in an error."""
     given = _copies(inputs)
     return _judge(check_run, given, check_run.call(inputs), what)
 
@@ -215,7 +216,9 @@ def _rewrite(inputs: Tensors, values: Tensors) -> None:
 
 
 def _replay(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
-    """Inputs at fixed addresses; a call with them before the capture must leave nothing behind that it relies on."""
+    """Capture on inputs with fixed addresses. A call with them before the capture must not leave a cache that the
+    capture uses.
+    """
     draw = Draw(fixture, seed)
     inputs = check_run.draw(draw)
 
@@ -257,7 +260,7 @@ def _endurance(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> tuple[
 
 
 def _copies(inputs: Mapping[str, torch.Tensor]) -> Tensors:
-    """Clones that keep the strides, gaps of strided rows included."""
+    """Clones that keep the strides, including the gaps of strided rows."""
     return {name: _copy(value) for name, value in inputs.items()}
 
 
@@ -269,5 +272,5 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
 
 
 def _extent(value: torch.Tensor) -> int:
-    """Elements from the first to the last one of a view."""
+    """Number of elements from the first to the last one of a view."""
     return 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))

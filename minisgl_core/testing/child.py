@@ -1,6 +1,7 @@
-"""The process in which ``minisgl verify`` runs its checks: it may crash, hang, print or end, and its parent goes on.
+"""The process in which ``minisgl verify`` runs its checks; it may crash, hang, print or exit without affecting its
+parent.
 
-It reads pickled requests from one pipe and writes pickled answers to another; standard output and standard error are
+It reads pickled requests from one pipe and writes pickled answers to another. Standard output and standard error are
 files that the parent reads.
 """
 
@@ -21,21 +22,21 @@ __all__ = ["SpeedRequest", "main"]
 
 
 class SpeedRequest:
-    """Ask for the speeds in place of a check."""
+    """A request for the speeds instead of a check."""
 
     def __init__(self, quick: bool) -> None:
         self.quick = quick
 
 
 def main() -> None:
-    """Serve until the requests end. ``sys.argv``: the two pipes' descriptors."""
+    """Serve until the pipe is closed. ``sys.argv``: the descriptors of the two pipes."""
     incoming, outgoing = (int(word) for word in sys.argv[1:3])
     for descriptor in (incoming, outgoing):
         os.set_inheritable(descriptor, False)
-    faulthandler.enable()  # a crash, or the parent's SIGABRT after a hang, shows where it was
+    faulthandler.enable()  # a crash, or the parent's SIGABRT after a hang, prints the traceback
     with os.fdopen(incoming, "rb") as requests, os.fdopen(outgoing, "wb") as answers:
         _serve(requests, answers)
-    os._exit(0)  # a thread that is no daemon would keep the process
+    os._exit(0)  # a non-daemon thread would keep the process alive
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:

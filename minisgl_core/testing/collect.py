@@ -1,4 +1,4 @@
-"""From a spec's boxes of capabilities to the checks that they call for."""
+"""Collects the checks for the capability sets of a spec."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def collect(
     inside: Callable[[Caps], Iterable[Check]],
     beyond: Callable[[Caps], Iterable[Check]],
 ) -> list[Check]:
-    """The checks of every box that speaks of this device, then what lies beyond each and in none of the others.
+    """The checks of every capability set for this device, then values just outside each that no other set claims.
 
-    Each box's first check is also that of a :class:`LifetimeCheck`. Names are unique: with several boxes they begin
-    with the box's number, and of equal checks the first is kept.
+    The first check of each set is repeated as a :class:`LifetimeCheck`. Names are unique: with several sets they begin
+    with the number of the set, and of equal checks the first is kept.
     """
-    boxes = under_test.boxes(fixture.facts)
+    capability_sets = under_test.capability_sets(fixture.facts)
     found: dict[str, Check] = {}
-    for number, box in enumerate(boxes):
-        prefix = f"box{number}/" if len(boxes) > 1 else ""
-        own = [replace(check, name=prefix + check.name) for check in inside(box)]
+    for number, caps in enumerate(capability_sets):
+        prefix = f"caps{number}/" if len(capability_sets) > 1 else ""
+        own = [replace(check, name=prefix + check.name) for check in inside(caps)]
         own += [LifetimeCheck(name=f"{prefix}lifetime", of=check) for check in own[:1]]
         for check in own:
             found.setdefault(check.name, check)
-    for box in boxes:
-        others = [other for other in boxes if other is not box]
-        for check in beyond(box):
+    for caps in capability_sets:
+        others = [other for other in capability_sets if other is not caps]
+        for check in beyond(caps):
             need = check.need(fixture)
             if need is None or not under_test.claims(need, others):
                 found.setdefault(check.name, check)

@@ -35,7 +35,7 @@ TIMEOUT_S = 180.0
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CommCheck(Check):
-    """Every collective between ``ranks`` ranks; with one rank, in this process: nothing is there to wait for."""
+    """Every collective between ``ranks`` ranks. A single rank runs in this process, because it cannot block."""
 
     ranks: int = 2
     dtypes: tuple[str, ...] = ("float32",)
@@ -62,7 +62,7 @@ def _free_port() -> int:
 
 
 def _launch(task: RankTask) -> list[str]:
-    """Run every rank in a process of its own; what they complain about."""
+    """Run every rank in a separate process; returns their failures."""
     program = f"import sys; sys.path[:] = {sys.path!r}; from minisgl_core.testing.comm_ranks import main; main()"
     processes = [
         subprocess.Popen(
@@ -93,22 +93,22 @@ def _launch(task: RankTask) -> list[str]:
 
 
 def comm_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
-    """One rank, two, and (unless quick) three; dtypes and capture just outside."""
-    return collect(under_test, fixture, lambda box: _of_box(box, quick), _beyond)
+    """One rank, two, and (unless quick) three; dtypes and capture just outside the caps."""
+    return collect(under_test, fixture, lambda caps: _of_caps(caps, quick), _beyond)
 
 
-def _of_box(box: Caps, quick: bool) -> list[CommCheck]:
-    # Recorders take seconds to import, on each rank.
-    capture = box.graph != "never" and not quick
-    dtypes = names_of(box.dtypes, DTYPES)
+def _of_caps(caps: Caps, quick: bool) -> list[CommCheck]:
+    # Graph runners take seconds to import, on each rank.
+    capture = caps.graph != "never" and not quick
+    dtypes = names_of(caps.dtypes, DTYPES)
     sizes = (1, 2) if quick else (1, 2, 3)
     return [CommCheck(name=f"ranks={n}", ranks=n, dtypes=dtypes, capture=capture) for n in sizes]
 
 
-def _beyond(box: Caps) -> Iterator[CommCheck]:
-    dtypes = names_of(box.dtypes, DTYPES)
+def _beyond(caps: Caps) -> Iterator[CommCheck]:
+    dtypes = names_of(caps.dtypes, DTYPES)
     for name in DTYPES:
         if name not in dtypes:
             yield CommCheck(name=f"outside/dtype={name}", ranks=1, dtypes=(name,), outside=True)
-    if box.graph == "never":
+    if caps.graph == "never":
         yield CommCheck(name="outside/replay", dtypes=dtypes[:1], capture=True, outside=True)

@@ -1,4 +1,4 @@
-"""What one rank of a communication check does. Ranks run the same calls in the same order, or they would hang."""
+"""One rank of a communication check. All ranks make the same calls in the same order, or they would hang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATS = 10
 
 @dataclass(frozen=True)
 class RankTask:
-    """Who this rank is, and what to try."""
+    """The identity of this rank, and its task."""
 
     under_test: BackendUnderTest
     device: DeviceFacts
@@ -37,7 +37,7 @@ class RankTask:
 
 
 def main() -> None:
-    """One task from standard input; complaints, as JSON, to standard output."""
+    """Run one task from standard input; write failures as JSON to standard output."""
     task: RankTask = pickle.loads(base64.b64decode(sys.stdin.readline()))
     torch.set_num_threads(1)
     fixture = DeviceFixture(task.device, task.rank)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def run_collectives(task: RankTask, fixture: DeviceFixture) -> list[str]:
-    """All checks, each going on after another's failure; ``check: what is wrong``."""
+    """Run all checks, continuing after failures; returns ``check: what is wrong``."""
     address = f"tcp://127.0.0.1:{task.port}" if task.size > 1 else ""
     comm = task.under_test.build(CommSetup(fixture.device, task.rank, task.size, address, 60.0))
     complaints = []
@@ -61,7 +61,7 @@ def run_collectives(task: RankTask, fixture: DeviceFixture) -> list[str]:
 
 
 def _data(task: RankTask, fixture: DeviceFixture, seed: int, *shape: int) -> list[torch.Tensor]:
-    """What each rank has, by rank: every rank can make all of it. Small integers add up exactly in every dtype."""
+    """The data of each rank, which every rank can compute. Small integers add up exactly in every dtype."""
     random = fixture.generator(seed)
     made = torch.randint(-8, 9, (task.size, *shape), generator=random)
     return list(made.to(fixture.device, torch.float32))
@@ -105,7 +105,7 @@ def _check_equal(comm: Any, task: RankTask, fixture: DeviceFixture) -> None:
 
 
 def _replay(comm: Any, task: RankTask, fixture: DeviceFixture) -> None:
-    """Sum and gather in one captured step; the inputs change between replays."""
+    """Sum and gather in one captured step whose inputs change between replays."""
     x = torch.zeros(4, 64, dtype=dtype_named(task.dtypes[0]), device=fixture.device)
 
     def step() -> tuple[torch.Tensor, ...]:

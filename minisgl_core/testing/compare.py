@@ -1,4 +1,4 @@
-"""How near is near enough, and what a wrong tensor looks like in one line."""
+"""Comparison of tensors with a tolerance, and one-line descriptions of differences."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ TOLERANCE: Final[Mapping[str, float]] = {
     "float16": 4e-3,
     "bfloat16": 2e-2,
 }
-"""Largest accepted ``|got - want| / (scale + |want|)`` by the dtype of the result. Inputs are exact in both, so this is
-what rounding inside (probabilities in the model's dtype, sums in another order) and of the result may cost."""
+"""Largest accepted ``|got - want| / (scale + |want|)`` by the dtype of the result.
+
+Both sides get the same inputs, so this bounds the rounding inside the backend (probabilities in the model's dtype, sums
+in another order) and of the result.
+"""
 
 
 class Mismatch(AssertionError):
-    """A backend did something else than its role's contract says."""
+    """A backend violated the contract of its role."""
 
 
 def expect(holds: bool, complaint: str) -> None:
@@ -41,9 +44,9 @@ def close(
 ) -> float:
     """Compare with a float64 reference of the same shape; returns the worst error, relative to ``scale + |want|``.
 
-    ``slack``: absolute errors that are accepted besides, one for each element or one for all.
-    Raises :class:`Mismatch` with the worst element; ``whose`` says more about its first index. NaN is an error wherever
-    the reference has none.
+    ``slack``: additional absolute errors that are accepted, one for each element or one for all. Raises
+    :class:`Mismatch` with the worst element; ``whose`` describes its first index. NaN is an error wherever the
+    reference has none.
     """
     expect(got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")
     if not got.numel():
@@ -68,7 +71,7 @@ def close(
 
 
 def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Compare bit by bit, so that NaN equals itself. Raises :class:`Mismatch` with the first difference."""
+    """Compare bit for bit, so that NaN equals itself. Raises :class:`Mismatch` with the first difference."""
     expect(got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")
     expect(got.dtype == want.dtype, f"{what} is {_name(got.dtype)}, expected {_name(want.dtype)}")
     if torch.equal(_bits(got), _bits(want)):
@@ -82,7 +85,7 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 
 
 def unchanged(now: torch.Tensor, before: torch.Tensor, what: str) -> None:
-    """``now`` still holds what its copy ``before`` does."""
+    """``now`` must still equal its copy ``before``."""
     try:
         same(now, before, what)
     except Mismatch as found:
@@ -90,7 +93,7 @@ def unchanged(now: torch.Tensor, before: torch.Tensor, what: str) -> None:
 
 
 def fresh(result: torch.Tensor, others: Mapping[str, torch.Tensor], what: str) -> None:
-    """``result`` shares memory with none of the others, by name."""
+    """``result`` must not share memory with any of the others, which are given by name."""
     address = result.untyped_storage().data_ptr()
     for name, other in others.items():
         expect(

@@ -1,4 +1,4 @@
-"""What every backend of every role owes: clean imports, sound caps, options that are checked."""
+"""The rules for all backends: clean imports, valid caps, validated options."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _ASKED: Final[dict[Role, tuple[str, ...]]] = {
     "linear": ("dtypes", "formats"),
     "comm": ("dtypes",),
 }
-"""Fields that resolving asks each role about: one that is left empty makes a box that nothing fits."""
+"""Fields that resolving matches for each role; if one is left empty, nothing fits the capability set."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ContractCheck(Check):
-    """One duty that does not depend on the role's arithmetic."""
+    """A rule that does not depend on the arithmetic of the role."""
 
     scenario: Literal["imports", "caps", "methods", "options"]
 
@@ -45,7 +45,8 @@ class ContractCheck(Check):
 
     def _imports(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> str:
         """In a fresh process, the plugin's entry module (or the factory's top package) imports nothing heavy.
-        Neither it nor the factory's module changes the environment, and of the core both import what is public.
+
+        Neither it nor the factory's module changes the environment, and from the core both import only public modules.
         """
         module = under_test.module or under_test.spec.factory.partition(":")[0].partition(".")[0]
         if not under_test.module and module == under_test.spec.factory.partition(":")[0]:
@@ -67,25 +68,26 @@ class ContractCheck(Check):
         return ""
 
     def _caps(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
-        """Every box is one that something can fit."""
+        """Every capability set can be satisfied."""
         expect(bool(under_test.spec.caps), "the spec declares no caps: nothing is supported")
-        for number, box in enumerate(under_test.spec.caps):
+        for number, caps in enumerate(under_test.spec.caps):
             for name in ("devices", *_ASKED.get(under_test.spec.role, ())):
                 expect(
-                    _declared(getattr(box, name)), f"box {number} of the caps leaves `{name}` empty: nothing fits it"
+                    _declared(getattr(caps, name)),
+                    f"capability set {number} leaves `{name}` empty: nothing fits it",
                 )
-            if "cuda" in _listed(box.devices) and not isinstance(box.sm, AnyValue):
-                low, high = box.sm
-                expect(low <= high, f"box {number} declares no compute capability: sm={box.sm}")
-            _check_ops(box, number, under_test.spec.role)
+            if "cuda" in _listed(caps.devices) and not isinstance(caps.sm, AnyValue):
+                low, high = caps.sm
+                expect(low <= high, f"capability set {number} declares no compute capability: sm={caps.sm}")
+            _check_ops(caps, number, under_test.spec.role)
 
     def _methods(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
         """The factory can be imported and has every method of its role."""
-        boxes: list[Caps | None] = [*under_test.boxes(fixture.facts)]
-        for box in boxes or [None]:
-            cls = load_class(under_test.choice(box))
-            if under_test.spec.role == "linear" and box is not None and box.ops:
-                what = f"its caps list {' and '.join(box.ops)}, but {under_test.spec.factory}"
+        capability_sets: list[Caps | None] = [*under_test.capability_sets(fixture.facts)]
+        for caps in capability_sets or [None]:
+            cls = load_class(under_test.choice(caps))
+            if under_test.spec.role == "linear" and caps is not None and caps.ops:
+                what = f"its caps list {' and '.join(caps.ops)}, but {under_test.spec.factory}"
                 expect(fuses(cls), f"{what} lacks fused_rows and forward_fused")
 
     def _options(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
@@ -103,7 +105,7 @@ class ContractCheck(Check):
 
 
 def contract_checks() -> list[Check]:
-    """The same four for every role."""
+    """The four contract checks of every role."""
     return [
         ContractCheck(name="contract/imports", scenario="imports"),
         ContractCheck(name="contract/caps", scenario="caps"),
@@ -120,7 +122,7 @@ def _listed(names: Any) -> tuple[str, ...]:
     return () if isinstance(names, AnyValue) else tuple(names)
 
 
-def _check_ops(box: Caps, number: int, role: Role) -> None:
-    known, what = (FUSABLE_OPS, "products do not take in") if role == "linear" else (OP_NAMES, "do not exist")
-    unknown = [name for name in box.ops if name not in known]
-    expect(not unknown, f"box {number} offers operations that {what}: {', '.join(unknown)}")
+def _check_ops(caps: Caps, number: int, role: Role) -> None:
+    known, what = (FUSABLE_OPS, "products cannot be fused with") if role == "linear" else (OP_NAMES, "do not exist")
+    unknown = [name for name in caps.ops if name not in known]
+    expect(not unknown, f"capability set {number} offers operations that {what}: {', '.join(unknown)}")

@@ -1,4 +1,4 @@
-"""The device that checks run on: its platform, capture on it, and how much memory is in use."""
+"""The device that checks run on: its platform, graph capture, and memory use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 @dataclass(slots=True)
 class KitBatch:
-    """The part of a batch that plugins may use, as the core fills it."""
+    """The part of a batch that plugins may use, filled as in the core."""
 
     phase: Phase
     size: int
@@ -50,7 +50,7 @@ class KitBatch:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A recorded step: ``outputs`` keep their addresses, each replay fills them."""
+    """A captured step. ``outputs`` keep their addresses; each replay fills them."""
 
     outputs: tuple[torch.Tensor, ...]
     replay: Callable[[], None]
@@ -58,7 +58,7 @@ class Captured:
 
 
 class DeviceFixture:
-    """One device. Everything that a check does to it goes through the platform, as in the engine."""
+    """One device. Checks use it only through its platform, like the engine."""
 
     def __init__(self, device: DeviceFacts | str = "auto", index: int = 0) -> None:
         self.facts = detect_device(device) if isinstance(device, str) else device
@@ -67,7 +67,7 @@ class DeviceFixture:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The engine's stream and inference mode; float32 products at full precision."""
+        """Activate the engine's stream, inference mode, and float32 products at full precision."""
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         self.platform.activate()
@@ -78,13 +78,13 @@ class DeviceFixture:
             torch.set_float32_matmul_precision(precision)
 
     def generator(self, seed: int) -> torch.Generator:
-        """Random numbers from the host, so that a check has the same data on every device."""
+        """A generator on the host, so that a check has the same data on every device."""
         return torch.Generator().manual_seed(seed)
 
     def capture(self, step: Callable[[], tuple[torch.Tensor, ...]], batch: BatchLike | None = None) -> Captured:
-        """Record ``step``: by the platform if it can, else by an installed graph runner for this device.
+        """Capture ``step``, by the platform if it can, else by an installed graph runner for this device.
 
-        ``batch``: what graph runners are to see; None = one without rows. Raises :class:`unittest.SkipTest` where
+        ``batch``: the batch that graph runners receive; None = one without rows. Raises :class:`unittest.SkipTest` if
         nothing can capture.
         """
         if self.platform.can_capture():
@@ -101,21 +101,22 @@ class DeviceFixture:
 
     @contextmanager
     def memory_watch(self) -> Iterator[Callable[[], int]]:
-        """A function that says how many bytes of tensors are in use; on a CPU: of those that Python can reach and that
-        were made inside this block.
+        """A function that returns the bytes of tensors in use.
+
+        On a CPU it counts tensors that were created inside this block and that Python can reach.
         """
         if self.device.type != "cpu":
             yield self._allocated_on_device
             return
         gc.collect()
-        gc.freeze()  # what exists already is neither searched nor counted
+        gc.freeze()  # existing objects are neither searched nor counted
         try:
             yield _reachable_bytes
         finally:
             gc.unfreeze()
 
     def bytes_in_use(self) -> int:
-        """On the host, whoever allocated them, and of tensors on the device."""
+        """Bytes allocated on the host by any code, and tensors on the device."""
         on_device = 0 if self.device.type == "cpu" else self._allocated_on_device()
         return heap_bytes() + on_device
 
@@ -136,7 +137,7 @@ def _reachable_bytes() -> int:
 
 
 class _StepHost:
-    """The host of a graph runner that knows one step of one size."""
+    """The host of a graph runner with one step of one size."""
 
     def __init__(self, step: Callable[[], tuple[torch.Tensor, ...]], batch: BatchLike) -> None:
         self._step, self.batch = step, batch
@@ -150,7 +151,7 @@ class _StepHost:
         return self.batch
 
     def prepare_replay(self, batch: Any) -> None:
-        """The check itself calls the backend's."""
+        """Nothing: the check itself calls the backend's method."""
 
     def input_buffers(self) -> Mapping[str, torch.Tensor]:
         return {}
@@ -165,7 +166,7 @@ def _no_rows(device: torch.device) -> KitBatch:
 
 
 def _capturing_runner(device: DeviceFacts) -> Choice:
-    """An installed graph runner that can capture on this device, with its strict checks on if it has any."""
+    """An installed graph runner that captures on this device, in strict mode if it has one."""
     offers = [
         item
         for item in discover().candidates("graph")

@@ -1,4 +1,4 @@
-"""Many calls in a row: each is right, the same call gives the same result, and nothing is kept per call or length."""
+"""Many calls in a row: each is correct, equal calls give equal results, and nothing is cached per call or length."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ if TYPE_CHECKING:
 __all__ = ["STEPS", "Step", "check_endurance", "sizes_in_turn"]
 
 STEPS: Final = 260
-"""More than eight bits count, and than any warm-up takes."""
+"""More than eight bits can count, and more than any warm-up."""
 WARM_UP: Final = 100
 KEPT_BYTES: Final = {"cpu": 512}
-"""Per step, on average over each half of the steps after the warm-up. Allocators and Python keep less."""
+"""Accepted growth per step, averaged over each half of the steps after the warm-up. Allocators and Python grow less."""
 KEPT_BYTES_BY_DRIVERS: Final = 4096
-"""The same on other devices. On an H200 the driver and torch's allocator kept 640 to 1,330 bytes of host memory per
-step of plain torch operations.
+"""The same on devices other than the CPU. On an H200 the driver and torch's allocator grew by 640 to 1,330 bytes of
+host memory per step of plain torch operations.
 """
 REPEATABLE: Final = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
-"""Largest difference of two results of one call, in relation to 1 + |result|: sums in another order, and one rounding.
-A rounding is 2**-10 in float16 and 2**-7 in bfloat16."""
+"""Largest difference between two results of the same call, relative to 1 + |result|: sums in another order, and one
+rounding, which is 2**-10 in float16 and 2**-7 in bfloat16.
+"""
 
 Results = Sequence[torch.Tensor]
 
 
 class Step(NamedTuple):
-    """``fresh(n)`` makes and judges call n, always another one, and returns its error; ``repeated()`` makes the same
-    call each time (None: there is no such call).
+    """``fresh(n)`` makes and judges call n, which differs each time, and returns its error. ``repeated()`` makes the
+    same call each time (None: there is none).
     """
 
     fresh: Callable[[int], float]
@@ -41,12 +42,12 @@ class Step(NamedTuple):
 
 
 def sizes_in_turn(fixture: DeviceFixture) -> list[int]:
-    """1..STEPS in a random order: what is kept per power of two is complete soon, what is kept per size grows on."""
+    """1..STEPS in random order: a cache per power of two is soon complete, a cache per size keeps growing."""
     return (torch.randperm(STEPS, generator=fixture.generator(7)) + 1).tolist()
 
 
 def check_endurance(fixture: DeviceFixture, step: Step) -> tuple[float, str]:
-    """(the worst error, what is not a fault but worth a note)"""
+    """(the worst error, a note about something that is not a fault)"""
     first = None if step.repeated is None else [result.clone() for result in step.repeated()]
     worst, spread, marks = 0.0, 0.0, []
     for number in range(STEPS):
@@ -64,7 +65,7 @@ def check_endurance(fixture: DeviceFixture, step: Step) -> tuple[float, str]:
 
 
 def _spread(results: Results, first: Results, number: int) -> float:
-    """How far the results of one call are from those of its first run; 0 if they are equal bit by bit."""
+    """The difference between the first result of a call and its repetitions; 0 if they are equal bit for bit."""
     worst, what = 0.0, f"the same call, run again after {number + 1} others,"
     for result, before in zip(results, first, strict=True):
         if not result.is_floating_point():
@@ -76,7 +77,7 @@ def _spread(results: Results, first: Results, number: int) -> float:
 
 
 def _check_kept(marks: Sequence[int], allowed: int) -> None:
-    """What grows once is a cache that was filled; what grows in both halves is kept per call."""
+    """Raise if memory grew in both halves of the steps; growth in one half only is a cache that was filled."""
     steps = (STEPS - WARM_UP) // 2
     kept = min(after - before for before, after in pairwise(marks)) / steps
     if kept > allowed:

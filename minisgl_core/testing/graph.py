@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["GraphCheck", "graph_checks"]
 
 ALONE: Final = 6
-"""From this step on, the second of two runners is closed."""
+"""The second of two runners is closed from this step on."""
 MODES: Final[tuple[SamplingMode, ...]] = ("greedy", "random", "filtered")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GraphCheck(Check):
-    """``capture``: every size and mode is recorded; ``padding``: which batches can be replayed; ``size``: one size in
-    every mode against eager steps; ``mixed``: batches that grow and shrink; ``in_turn``: two runners side by side;
+    """``capture``: every size and mode is captured; ``padding``: which batches can be replayed; ``size``: one size in
+    every mode against eager steps; ``mixed``: batches that grow and shrink; ``in_turn``: two runners in one process;
     ``eager``: a runner that never captures.
     """
 
@@ -66,7 +66,7 @@ class GraphCheck(Check):
         return Result()
 
     def _in_turn(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> float:
-        """Two runners over different hosts live beside each other; the first outlives the second."""
+        """Two runners over different hosts exist at once; the first outlives the second."""
         seeds = (self.seed, self.seed + 1)
         hosts, truths = ([ToyHost(fixture, seed) for seed in seeds] for _ in range(2))
         runners = [_captured(under_test, fixture, host, self.sizes, []) for host in hosts]
@@ -92,7 +92,7 @@ class GraphCheck(Check):
 def _captured(
     under_test: BackendUnderTest, fixture: DeviceFixture, host: ToyHost, sizes: tuple[int, ...], reports: list[str]
 ) -> Any:
-    """A runner that has captured what it wants to."""
+    """A runner after its capture."""
     runner = under_test.build(
         GraphSetup(fixture.platform, fixture.device, host, sizes, MODES, MAX_LEN, _progress(reports))
     )
@@ -184,10 +184,10 @@ def _check_state(host: ToyHost, truth: ToyHost, what: str) -> None:
 
 
 def graph_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
-    """A capturing runner: sizes, modes, padding, replays. Another: that it leaves everything eager."""
-    boxes = under_test.boxes(fixture.facts)
-    if not any(box.graph != "never" for box in boxes):
-        return [GraphCheck(name="eager", scenario="eager")] if boxes else []
+    """For a capturing runner: sizes, modes, padding, replays. For others: that every step stays eager."""
+    capability_sets = under_test.capability_sets(fixture.facts)
+    if not any(caps.graph != "never" for caps in capability_sets):
+        return [GraphCheck(name="eager", scenario="eager")] if capability_sets else []
     sizes = (1, 2, 3, 4, 5, 8)
     return [
         LifetimeCheck(name="lifetime", of=GraphCheck(name="size=2", scenario="size", size=2)),

@@ -1,7 +1,8 @@
 """A one-layer decoder on fixed buffers: the host side of a graph runner, small enough to compare step by step.
 
-Every row of a batch writes one slot of a paged cache, reads its own slots, and moves its length on by one. Lengths are
-*added* to, so that a row which stands in the batch twice shows. Shapes: B rows, V vocabulary, N hidden width.
+Every row of a batch writes one slot of a paged cache, reads its own slots, and increments its length. Lengths are
+incremented in place, so that a row that occurs twice in the batch is detected. Shapes: B rows, V vocabulary, N hidden
+width.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HIDDEN = 16
 
 @dataclass
 class ToyBatch:
-    """As much of a batch as a runner looks at. ``table_rows``: the live rows."""
+    """The part of a batch that a runner reads. ``table_rows``: the live rows."""
 
     table_rows: tuple[int, ...]
     phase: Phase = "decode"
@@ -45,7 +46,7 @@ class ToyBatch:
 
 
 class ToyHost:
-    """Implements ``plugin_api.GraphHost``; two of one seed are equal."""
+    """Implements ``plugin_api.GraphHost``; two hosts with the same seed are equal."""
 
     def __init__(self, fixture: DeviceFixture, seed: int) -> None:
         draw, self.device = Draw(fixture, seed), fixture.device
@@ -88,7 +89,7 @@ class ToyHost:
         self.prepared += 1
 
     def upload(self, batch: ToyBatch) -> None:
-        """What the core does before a pass: live rows, then the dummy row."""
+        """Upload the live rows, then the dummy row, like the core before a pass."""
         padded = [*batch.table_rows, *[MAX_ROWS] * (batch.padded_size - batch.size)]
         rows = torch.tensor(padded, device=self.device)
         if len(padded) <= MAX_ROWS:
@@ -97,7 +98,7 @@ class ToyHost:
         batch.rows = rows
 
     def finish(self, batch: ToyBatch) -> None:
-        """The host's own record of a pass."""
+        """Record a pass on the host."""
         for row in batch.table_rows:
             self.lengths_host[row] += 1
 
@@ -114,6 +115,6 @@ class ToyHost:
         }
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything that a step may change, without the dummy row."""
+        """All state that a step may change, without the dummy row."""
         named = {"lengths": self.lengths, "last_token": self.last_token, "cache": self.cache}
         return {name: tensor[:MAX_ROWS] for name, tensor in named.items()}

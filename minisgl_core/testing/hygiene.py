@@ -1,4 +1,4 @@
-"""What a backend shares with everything else in its process, and must leave as it found it."""
+"""The global state of a process, which a backend must not change."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _variables(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """One thing of which a process has one. ``put`` takes what ``get`` gave. ``difference`` of two such values is empty
-    if they are equal.
+    """One global setting. ``put`` accepts what ``get`` returned. ``difference`` of two such values is empty if they are
+    equal.
     """
 
     name: str
@@ -61,7 +61,9 @@ def _set_deterministic(value: str) -> None:
 
 
 def _set_default_device(device: torch.device) -> None:
-    """None is what torch starts with, and costs nothing; a device is a mode that every factory call goes through."""
+    """Set torch's default device; None, the initial value, has no cost, while a device adds a mode to every factory
+    call.
+    """
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
@@ -128,16 +130,17 @@ SETTINGS: Final[Sequence[_Setting]] = (
     _Setting("Python's random state", random.getstate, random.setstate, _unnamed),
     _Setting("NumPy's random state", _numpy_random, np.random.set_state, _unnamed),
 )
-"""Random states are the host's: reading a GPU's would wait for it."""
+"""All settings. Random states are the host's, because reading a GPU's would synchronize."""
 
 
 @contextmanager
 def same_process() -> Iterator[None]:
-    """What the block changes of :data:`SETTINGS` is put back, so that the next check starts as this one did, and raises
-    :class:`Mismatch` with the names; a complaint of the block itself is kept in it, as it may follow from the change.
+    """Restore all :data:`SETTINGS` that the block changes, and raise :class:`Mismatch` with their names.
+
+    An exception of the block itself is included, because it may follow from the change.
     """
     grad_mode = torch.is_grad_enabled()
-    torch.set_grad_enabled(True)  # inference mode ignores it, and switching it off then shows
+    torch.set_grad_enabled(True)  # inference mode ignores it, so it is visible only outside
     before = [setting.get() for setting in SETTINGS]
     try:
         try:
@@ -150,14 +153,14 @@ def same_process() -> Iterator[None]:
     except Exception as error:
         if not changes:
             raise
-        told = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
-        raise Mismatch(f"{_told(changes)}; then: {told}") from error
+        failure = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
+        raise Mismatch(f"{_listed(changes)}; then: {failure}") from error
     if changes:
-        raise Mismatch(_told(changes))
+        raise Mismatch(_listed(changes))
 
 
 def _undo(before: Sequence[Any]) -> list[str]:
-    """Put everything back; what had to be."""
+    """Restore everything; returns what had changed."""
     changes = []
     for setting, value in zip(SETTINGS, before, strict=True):
         difference = setting.difference(value, setting.get())
@@ -167,5 +170,5 @@ def _undo(before: Sequence[Any]) -> list[str]:
     return changes
 
 
-def _told(changes: Sequence[str]) -> str:
+def _listed(changes: Sequence[str]) -> str:
     return f"it changed what the whole process shares: {', '.join(changes)}"

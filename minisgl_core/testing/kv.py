@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["KVCheck", "kv_checks"]
 
 POOL_ELEMENTS = 70_000
-"""Of one cache, at least: more than 16 bits can count."""
+"""Least number of elements of one cache: more than 16 bits can count."""
 LARGE_BYTES = 20 * 2**30
 
 
@@ -43,15 +43,15 @@ class KVCheck(CallCheck):
 
     scenario: Literal["store", "index", "match_len", "large"] = "store"
     kv_dtype: str = ""
-    """Empty = dtype"""
+    """Empty means ``dtype``."""
     page_size: int = 16
     kv_heads: int = 2
     head_dim: int = 64
     tokens: int = 17
     slots: int = 0
-    """``store``: the pool has as many at least; then it has one layer in place of three"""
+    """``store``: the least number of slots of the pool, which then has one layer instead of three."""
     start: int = 0
-    """``index``: the first row of this rank's part"""
+    """``index``: the first row of this rank's part."""
 
     def siblings(self) -> tuple[Self, ...]:
         return (*super().siblings(), replace(self, kv_heads=self.kv_heads + 1))
@@ -67,7 +67,7 @@ class KVCheck(CallCheck):
             capture=self.how == "replay",
         )
 
-    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, caps: Caps | None) -> Any:
         kv_dtype = dtype_named(self.kv_dtype or self.dtype)
         setup = KVSetup(
             fixture.device,
@@ -78,7 +78,7 @@ class KVCheck(CallCheck):
             self.head_dim,
             fixture.platform,
         )
-        return under_test.build(setup, box)
+        return under_test.build(setup, caps)
 
     def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
         return _Store(self, backend, fixture) if self.scenario == "store" else _Index(self, backend)
@@ -98,7 +98,7 @@ class KVCheck(CallCheck):
 
 
 class _Store(CheckRun):
-    """Into the middle layer of a pool of three; the last tokens are padding that shares a slot of the dummy page."""
+    """Store into the middle of three layers; the last tokens are padding that shares a slot of the dummy page."""
 
     is_new = False
     is_repeatable = False
@@ -128,7 +128,7 @@ class _Store(CheckRun):
 
     @property
     def live(self) -> int:
-        """Tokens that are no padding."""
+        """Number of tokens that are not padding."""
         return self._c.tokens - (2 if self._c.tokens > 4 else 0)
 
     def _rows(self, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,7 +146,7 @@ class _Store(CheckRun):
         slots = inputs["out_loc"][: self.live].long()
         for cache, rows in zip(want[:, self._layer], self._rows(inputs["qkv"]), strict=True):
             cache.flatten(0, 1)[slots] = rows[: self.live].to(cache.dtype)
-        # The dummy page is there for writes that nobody reads: in the layer that was written it may hold anything.
+        # Nothing reads the dummy page: in the layer that was written it may hold anything.
         live = outputs[0].clone()
         live[:, self._layer, -1] = want[:, self._layer, -1]
         same(live.flatten(2, 3), want.flatten(2, 3), "the pool (k and v, layer, slot, head, dim)")
@@ -154,7 +154,9 @@ class _Store(CheckRun):
 
 
 class _Index(CheckRun):
-    """A table part whose neighbours are NaN and whose own ends hold infinities: multiplying by zero would show."""
+    """A part of a table with NaN around it and infinities at its own ends, so that multiplication by
+    zero is detected.
+    """
 
     ROWS = 50
 
@@ -200,7 +202,7 @@ def _check_match_len(backend: Any) -> None:
 
 
 def _check_large(check: KVCheck, backend: Any, fixture: DeviceFixture) -> None:
-    """Slots beyond 2**31 elements: an offset kept in 32 bits would land elsewhere."""
+    """Slots beyond 2**31 elements, which a 32-bit offset would miss."""
     dtype, draw = dtype_named(check.kv_dtype or check.dtype), Draw(fixture, check.seed)
     row = check.kv_heads * check.head_dim
     pages = (2**31 + 2**24) // (row * check.page_size) + 1
@@ -216,25 +218,25 @@ def _check_large(check: KVCheck, backend: Any, fixture: DeviceFixture) -> None:
 
 
 def kv_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
-    """Every claim at its ends, and what lies just beyond."""
-    return collect(under_test, fixture, lambda box: _of_box(box, quick), lambda box: _beyond(box, quick))
+    """Every claim at its limits, and values just outside."""
+    return collect(under_test, fixture, lambda caps: _of_caps(caps, quick), lambda caps: _beyond(caps, quick))
 
 
-def _base(box: Caps, dtype: str) -> KVCheck:
-    kv_dtypes = names_of(box.kv_dtypes, DTYPES)
+def _base(caps: Caps, dtype: str) -> KVCheck:
+    kv_dtypes = names_of(caps.kv_dtypes, DTYPES)
     return KVCheck(
         name=dtype,
         dtype=dtype,
         kv_dtype="" if dtype in kv_dtypes or not kv_dtypes else kv_dtypes[0],
-        page_size=usual(box.page_sizes, 16, PAGE_SIZES) or 16,
-        head_dim=usual(box.head_dims, 64, HEAD_DIMS) or 64,
+        page_size=usual(caps.page_sizes, 16, PAGE_SIZES) or 16,
+        head_dim=usual(caps.head_dims, 64, HEAD_DIMS) or 64,
     )
 
 
-def _of_box(box: Caps, quick: bool) -> Iterator[KVCheck]:
-    dtypes = names_of(box.dtypes, DTYPES)
+def _of_caps(caps: Caps, quick: bool) -> Iterator[KVCheck]:
+    dtypes = names_of(caps.dtypes, DTYPES)
     for dtype in dtypes:
-        base = _base(box, dtype)
+        base = _base(caps, dtype)
 
         def check(what: str, base: KVCheck = base, **changes: Any) -> KVCheck:
             return replace(base, name=f"{base.dtype}/{what}", **changes)
@@ -250,13 +252,13 @@ def _of_box(box: Caps, quick: bool) -> Iterator[KVCheck]:
         for tokens in (1, 2, 130, 1100, 4200):
             yield check(f"store,tokens={tokens}", tokens=tokens)
             yield check(f"index,tokens={tokens}", scenario="index", tokens=tokens, start=7)
-        for dim in inside(box.head_dims, ANY_HEAD_DIMS[quick], quick):
+        for dim in inside(caps.head_dims, ANY_HEAD_DIMS[quick], quick):
             yield check(f"store,head_dim={dim}", head_dim=dim, kv_heads=3)
-        for page in inside(box.page_sizes, ANY_PAGES[quick], quick):
+        for page in inside(caps.page_sizes, ANY_PAGES[quick], quick):
             yield check(f"store,page_size={page}", page_size=page)
-        for kv_dtype in names_of(box.kv_dtypes, DTYPES):
+        for kv_dtype in names_of(caps.kv_dtypes, DTYPES):
             yield check(f"store,kv_dtype={kv_dtype}", kv_dtype=kv_dtype)
-        yield check("index,width=577", scenario="index", head_dim=usual(box.head_dims, 577, (577,)) or 64, start=3)
+        yield check("index,width=577", scenario="index", head_dim=usual(caps.head_dims, 577, (577,)) or 64, start=3)
         yield check("store,rewritten", how="rewritten")
         yield check("index,rewritten", how="rewritten", scenario="index", tokens=23, start=100)
         yield check("store,in_turn", how="in_turn")
@@ -265,20 +267,20 @@ def _of_box(box: Caps, quick: bool) -> Iterator[KVCheck]:
         yield check("index,endurance", scenario="index", how="endurance", tokens=STEPS, start=7)
         yield check("match_len", scenario="match_len")
         yield check("large", scenario="large", kv_heads=8)
-        if box.graph != "never":
+        if caps.graph != "never":
             yield check("store,replay", how="replay")
             yield check("index,replay", how="replay", scenario="index", start=100)
 
 
-def _beyond(box: Caps, quick: bool) -> Iterator[KVCheck]:
-    dtypes = names_of(box.dtypes, DTYPES)
-    base = replace(_base(box, (dtypes or DTYPES)[0]), outside=True)
-    for dim in outside(box.head_dims, HEAD_DIMS, quick):
+def _beyond(caps: Caps, quick: bool) -> Iterator[KVCheck]:
+    dtypes = names_of(caps.dtypes, DTYPES)
+    base = replace(_base(caps, (dtypes or DTYPES)[0]), outside=True)
+    for dim in outside(caps.head_dims, HEAD_DIMS, quick):
         yield replace(base, name=f"outside/head_dim={dim}", head_dim=dim)
-    for page in outside(box.page_sizes, PAGE_SIZES, quick):
+    for page in outside(caps.page_sizes, PAGE_SIZES, quick):
         yield replace(base, name=f"outside/page_size={page}", page_size=page)
     for dtype in DTYPES:
         if dtype not in dtypes:
             yield replace(base, name=f"outside/dtype={dtype}", dtype=dtype, kv_dtype=dtype)
-    if box.graph == "never":
+    if caps.graph == "never":
         yield replace(base, name="outside/replay", how="replay")

@@ -1,4 +1,4 @@
-"""What a check may leave behind in its process: threads, child processes, file descriptors, memory."""
+"""Leftovers of a check in its process: threads, child processes, file descriptors, memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .compare import Mismatch
 __all__ = ["descriptors", "heap_bytes", "nothing_running"]
 
 PATIENCE_S: Final = 1.0
-"""What ends by itself within this time is not left behind."""
+"""Threads and processes that end within this time are accepted."""
 HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker")
 """Processes that Python and torch keep for the whole process, by a part of their command line."""
 
 
 @contextmanager
 def nothing_running() -> Iterator[None]:
-    """Raise :class:`Mismatch` if the block leaves a thread that is no daemon, or a child process; the latter are ended.
+    """Raise :class:`Mismatch` if the block leaves a non-daemon thread or a child process; children are terminated.
 
-    A failure of the block itself comes first.
+    An exception of the block itself takes precedence.
     """
     threads, children = set(threading.enumerate()), set(_children())
     failed: BaseException | None = None
@@ -70,7 +70,7 @@ def _children() -> dict[int, str]:
         with contextlib.suppress(OSError):  # the thread has ended
             for word in listing.read_text().split():
                 command = Path("/proc", word, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if command and not any(helper in command for helper in HELPERS):  # a zombie has none
+                if command and not any(helper in command for helper in HELPERS):  # an exited process has none
                     found[int(word)] = command.strip()
     return found
 
@@ -90,9 +90,9 @@ class _MallInfo(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """Bytes that the C library has handed out and not got back, or the resident set where it cannot say.
+    """Bytes that the C library has allocated and not freed, or the resident set if that is unknown.
 
-    They hold host tensors, large Python objects and what compiled code allocates.
+    This includes host tensors, large Python objects and the allocations of compiled code.
     """
     gc.collect()
     mallinfo2: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)

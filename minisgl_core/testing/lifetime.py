@@ -1,4 +1,4 @@
-"""Backends that are built, used and closed again and again: nothing of them may stay."""
+"""Repeated construction, use and closing of backends must not leak."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["LifetimeCheck"]
 
 WARM_UP: Final = 3
-"""Lives after which libraries have loaded what they keep for the process."""
+"""Instances after which libraries have loaded what they keep for the process."""
 LIVES: Final = 6
 LIFE_BYTES: Final = 64 << 10
-"""Per life; caches of Python and torch grow by less."""
+"""Accepted growth per instance; caches of Python and torch grow less."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LifetimeCheck(Check):
-    """The check ``of``, again and again in one process: memory and file descriptors must not grow with each backend."""
+    """Repeats the check ``of`` in one process: memory and file descriptors must not grow with each instance."""
 
     of: Check
 

@@ -26,7 +26,7 @@ __all__ = ["FusedLinearCheck", "LinearCheck"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LinearCheck(CallCheck):
-    """One product; ``strided``: x is a view of wider rows."""
+    """One product. ``strided``: x is a view of wider rows."""
 
     m: int = 17
     n: int = 96
@@ -34,13 +34,13 @@ class LinearCheck(CallCheck):
     bias: bool = False
     strided: bool = False
     tolerance: float = 0.0
-    """What the box declares: |y - y64| / (|x| |W|^T)"""
+    """The declared tolerance: |y - y64| / (|x| |W|^T)."""
 
     def need(self, fixture: DeviceFixture) -> Need:
         return Need(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay", format="plain")
 
-    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
-        return under_test.build(LinearSetup(fixture.device, dtype_named(self.dtype), self.m, fixture.platform), box)
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, caps: Caps | None) -> Any:
+        return under_test.build(LinearSetup(fixture.device, dtype_named(self.dtype), self.m, fixture.platform), caps)
 
     def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
         return _Product(self, backend, fixture)
@@ -75,13 +75,13 @@ class _Product(CheckRun):
         return close(outputs[0], want, "the product", slack=self._slack(inputs["x"]))
 
     def _slack(self, x: torch.Tensor) -> torch.Tensor | float:
-        """What the declared tolerance accepts in each element of the product."""
+        """The error that the declared tolerance allows in each element of the product."""
         return product_slack(x, self._weight, self._c.tolerance) if self._c.tolerance else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FusedLinearCheck(LinearCheck):
-    """A product that takes in an add and norm before it (``norm``), silu-and-mul behind it (``act``), or both."""
+    """A product with a fused add and norm before it (``norm``), silu-and-mul behind it (``act``), or both."""
 
     norm: bool = False
     act: bool = False

@@ -1,4 +1,4 @@
-"""Which products the kit asks a linear backend for."""
+"""The products that the kit checks on a linear backend."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["linear_checks"]
 
 
 def linear_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
-    """Rows around every size at which kernels change their way, and odd widths."""
-    return collect(under_test, fixture, lambda box: _of_box(box, quick), _beyond)
+    """Rows around every size at which kernels take another path, and odd widths."""
+    return collect(under_test, fixture, lambda caps: _of_caps(caps, quick), _beyond)
 
 
-def _of_box(box: Caps, quick: bool) -> Iterator[LinearCheck]:
-    dtypes = names_of(box.dtypes, DTYPES)
+def _of_caps(caps: Caps, quick: bool) -> Iterator[LinearCheck]:
+    dtypes = names_of(caps.dtypes, DTYPES)
     for dtype in dtypes:
-        base = LinearCheck(name=dtype, dtype=dtype, tolerance=box.tolerance)
+        base = LinearCheck(name=dtype, dtype=dtype, tolerance=caps.tolerance)
 
         def check(what: str, base: LinearCheck = base, **changes: Any) -> LinearCheck:
             return replace(base, name=f"{base.dtype}/{what}", **changes)
@@ -53,18 +53,18 @@ def _of_box(box: Caps, quick: bool) -> Iterator[LinearCheck]:
         yield check("in_turn", how="in_turn")
         yield check("growth", how="growth")
         yield check("endurance", how="endurance", m=STEPS)
-        if box.graph != "never":
+        if caps.graph != "never":
             for m in (1, 40):
                 yield check(f"replay,m={m}", how="replay", m=m, bias=True)
-        yield from _fused(box, dtype, quick)
+        yield from _fused(caps, dtype, quick)
 
 
-def _fused(box: Caps, dtype: str, quick: bool) -> Iterator[LinearCheck]:
-    """What the box says that its products take in, alone and together."""
+def _fused(caps: Caps, dtype: str, quick: bool) -> Iterator[LinearCheck]:
+    """The fusions that the capability set declares, alone and together."""
     forms = [(norm, act) for norm in (False, True) for act in (False, True) if norm or act]
-    for norm, act in (form for form in forms if fused_ops(*form) <= set(box.ops)):
+    for norm, act in (form for form in forms if fused_ops(*form) <= set(caps.ops)):
         what = "+".join(name for name, on in (("norm", norm), ("act", act)) if on)
-        base = FusedLinearCheck(name=dtype, dtype=dtype, tolerance=box.tolerance, norm=norm, act=act)
+        base = FusedLinearCheck(name=dtype, dtype=dtype, tolerance=caps.tolerance, norm=norm, act=act)
 
         def check(more: str, base: FusedLinearCheck = base, what: str = what, **changes: Any) -> LinearCheck:
             return replace(base, name=f"{base.dtype}/{what}/{more}", **changes)
@@ -77,16 +77,16 @@ def _fused(box: Caps, dtype: str, quick: bool) -> Iterator[LinearCheck]:
             yield check(f"large-eps,m={m}", m=m, eps=1.0)
             yield check(f"rewritten,m={m}", how="rewritten", m=m, bias=True)
         yield check("growth", how="growth", m=1)
-        if box.graph != "never":
+        if caps.graph != "never":
             for m in (1, 5, 40):
                 yield check(f"replay,m={m}", how="replay", m=m, bias=True)
 
 
-def _beyond(box: Caps) -> Iterator[LinearCheck]:
-    dtypes = names_of(box.dtypes, DTYPES)
+def _beyond(caps: Caps) -> Iterator[LinearCheck]:
+    dtypes = names_of(caps.dtypes, DTYPES)
     base = LinearCheck(name="outside", outside=True, dtype=(dtypes or DTYPES)[0])
     for dtype in DTYPES:
         if dtype not in dtypes:
             yield replace(base, name=f"outside/dtype={dtype}", dtype=dtype)
-    if box.graph == "never":
+    if caps.graph == "never":
         yield replace(base, name="outside/replay", how="replay")

@@ -28,21 +28,23 @@ if TYPE_CHECKING:
 __all__ = ["TOLERANCE", "MoECheck", "moe_checks"]
 
 TOLERANCE: Final = {"float32": 1e-4, "float16": 6e-3, "bfloat16": 4e-2}
-"""Of a value's usual size: the activation and each expert's result are rounded, and the results may cancel."""
+"""Tolerance relative to the usual size of a value: the activation and the result of each expert are rounded, and
+results may cancel.
+"""
 
 JUDGED: Final = 16
-"""In many calls every 16th row is judged: among millions of sums of roundings, some exceed what is allowed."""
+"""In repeated calls every 16th row is judged: among millions of rounded sums, some exceed the tolerance."""
 
 Routing = Literal["random", "one_expert", "few_experts", "padding", "all_padding"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MoECheck(CallCheck):
-    """One call of the experts of the second of two layers; with ``both_layers`` one of each, the first before it.
+    """One call of the experts of the second of two layers; with ``both_layers`` also one of the first, before it.
 
-    ``routing``: with ``one_expert`` and ``few_experts`` the others get no token; with ``padding`` some ids are -1, all
-    of the last rows', and what belongs to them is NaN. ``gate``, ``up``: the usual size of what is activated and of
-    what it is multiplied with.
+    ``routing``: with ``one_expert`` and ``few_experts`` the others get no token; with ``padding`` some ids are -1,
+    among them all of the last rows, and their weights and inputs are NaN. ``gate``, ``up``: the usual size of the
+    values that are activated, and of those they are multiplied with.
     """
 
     tokens: int = 17
@@ -55,7 +57,7 @@ class MoECheck(CallCheck):
     gate: float = 1.0
     up: float = 1.0
     tolerance: float = 0.0
-    """What the box declares of each product: |y - y64| / (|x| |W|^T)"""
+    """The declared tolerance of each product: |y - y64| / (|x| |W|^T)."""
 
     def siblings(self) -> tuple[Self, ...]:
         smaller = replace(self, experts=self.experts - 1, hidden=self.hidden // 2, width=self.width // 2)
@@ -64,7 +66,7 @@ class MoECheck(CallCheck):
     def need(self, fixture: DeviceFixture) -> Need:
         return Need(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay")
 
-    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, caps: Caps | None) -> Any:
         setup = MoESetup(
             device=fixture.device,
             dtype=dtype_named(self.dtype),
@@ -76,7 +78,7 @@ class MoECheck(CallCheck):
             max_tokens=self.tokens,
             platform=fixture.platform,
         )
-        return under_test.build(setup, box)
+        return under_test.build(setup, caps)
 
     def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
         return _Experts(self, backend, fixture)
@@ -101,7 +103,7 @@ class _Experts(CheckRun):
         self._c = replace(self._c, tokens=rows)
 
     def draw(self, draw: Draw) -> Tensors:
-        """x, ids and weights of each layer that is called: ``x1`` is layer 1's."""
+        """x, ids and weights of each layer that is called; ``x1`` is layer 1's."""
         return {f"{name}{layer}": value for layer in self._layers for name, value in self._draw_one(draw).items()}
 
     def _draw_one(self, draw: Draw) -> Tensors:
@@ -153,14 +155,14 @@ def _of_layer(inputs: Tensors, layer: int) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def moe_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
-    """Every claim at its ends, and what lies just beyond."""
-    return collect(under_test, fixture, lambda box: _of_box(box, quick), _beyond)
+    """Every claim at its limits, and values just outside."""
+    return collect(under_test, fixture, lambda caps: _of_caps(caps, quick), _beyond)
 
 
-def _of_box(box: Caps, quick: bool) -> Iterator[MoECheck]:
-    dtypes = names_of(box.dtypes, DTYPES)
+def _of_caps(caps: Caps, quick: bool) -> Iterator[MoECheck]:
+    dtypes = names_of(caps.dtypes, DTYPES)
     for dtype in dtypes:
-        base = MoECheck(name=dtype, dtype=dtype, tolerance=box.tolerance)
+        base = MoECheck(name=dtype, dtype=dtype, tolerance=caps.tolerance)
 
         def check(what: str, base: MoECheck = base, **changes: Any) -> MoECheck:
             return replace(base, name=f"{base.dtype}/{what}", **changes)
@@ -189,17 +191,17 @@ def _of_box(box: Caps, quick: bool) -> Iterator[MoECheck]:
             yield check("qwen3-30b-a3b,tp=4", experts=128, top_k=8, hidden=2048, width=192, tokens=33)
         yield check("growth", how="growth")
         yield check("endurance", how="endurance", tokens=STEPS, hidden=64, width=48)
-        if box.graph != "never":
+        if caps.graph != "never":
             yield check("replay", how="replay")
             yield check("replay,padding", how="replay", routing="padding")
             yield check("replay,layers", how="replay", both_layers=True)
 
 
-def _beyond(box: Caps) -> Iterator[MoECheck]:
-    dtypes = names_of(box.dtypes, DTYPES)
+def _beyond(caps: Caps) -> Iterator[MoECheck]:
+    dtypes = names_of(caps.dtypes, DTYPES)
     base = MoECheck(name="outside", outside=True, dtype=(dtypes or DTYPES)[0])
     for dtype in DTYPES:
         if dtype not in dtypes:
             yield replace(base, name=f"outside/dtype={dtype}", dtype=dtype)
-    if box.graph == "never":
+    if caps.graph == "never":
         yield replace(base, name="outside/replay", how="replay")

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["OpsCheck"]
 
 NORM_TOLERANCE: Final = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
-"""Two roundings of the model's dtype, and a little."""
+"""Two roundings of the model's dtype, with a margin."""
 MAX_POSITION: Final = 5000
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OpsCheck(CallCheck):
-    """One call of operation ``op`` (``sample`` has a check of its own). Fields that it does not know are ignored."""
+    """One call of operation ``op`` (``sample`` has a separate check). Fields that do not apply to it are ignored."""
 
     op: str = "rms_norm"
     tokens: int = 17
     width: int = 576
-    """Hidden width, expert width, number of experts, or vocabulary"""
+    """Hidden width, expert width, number of experts, or vocabulary size."""
     eps: float = 1e-6
     x_scale: float = 1.0
     q_heads: int = 4
@@ -44,9 +44,9 @@ class OpsCheck(CallCheck):
     norms: bool = True
     page_size: int = 16
     kv_dtype: str = ""
-    """Empty = dtype"""
+    """Empty means ``dtype``."""
     slots: int = 0
-    """The pool has as many at least."""
+    """Least number of slots of the pool."""
     top_k: int = 2
     renormalize: bool = False
 
@@ -67,7 +67,7 @@ class OpsCheck(CallCheck):
             op=self.op,
         )
 
-    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, box: Caps | None) -> Any:
+    def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, caps: Caps | None) -> Any:
         setup = OpsSetup(
             device=fixture.device,
             dtype=dtype_named(self.dtype),
@@ -82,7 +82,7 @@ class OpsCheck(CallCheck):
             comm=_OneRank(),
             platform=fixture.platform,
         )
-        return under_test.build(setup, box)
+        return under_test.build(setup, caps)
 
     def check_run(self, backend: Any, fixture: DeviceFixture) -> CheckRun:
         makers: dict[str, Any] = {
@@ -98,7 +98,7 @@ class OpsCheck(CallCheck):
 
 
 class _PlainKV:
-    """As much of a KV backend as a composed operation needs."""
+    """The part of a KV backend that a composed operation needs."""
 
     def store(
         self, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out_loc: torch.Tensor
@@ -114,7 +114,7 @@ class _PlainKV:
         raise NotImplementedError("no layer operation compares token ids")
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""
 
 
 class _OneRank:
@@ -127,13 +127,13 @@ class _OneRank:
         return x
 
     def check_equal(self, what: str, digest: str) -> None:
-        """One rank agrees with itself."""
+        """Nothing: there is one rank."""
 
     def barrier(self) -> None:
-        """One rank waits for nobody."""
+        """Nothing: there is one rank."""
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""
 
 
 class _OpRun(CheckRun):
@@ -145,7 +145,7 @@ class _OpRun(CheckRun):
         self.c = replace(self.c, tokens=rows)
 
     def norm_weight(self, draw: Draw, width: int) -> torch.Tensor:
-        """Around one, so that the result keeps x's scale."""
+        """Norm weights around one, so that the result keeps the scale of x."""
         return (draw.normal(width).abs() * 0.5 + 0.5).to(self.dtype)
 
 
@@ -200,7 +200,7 @@ class _ActAndMul(_OpRun):
 
 
 class _RopeStore(_OpRun):
-    """The pool's other slots and layers must stay; the last tokens are padding on one slot of the dummy page."""
+    """Other slots and layers of the pool must not change; the last tokens are padding on one slot of the dummy page."""
 
     is_new = False
     may_overwrite = frozenset({"qkv"})
@@ -269,7 +269,7 @@ class _RopeStore(_OpRun):
 
     def _judge_pool(self, out_loc: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> float:
         slots = out_loc[: self._live].long()
-        # A wider pool holds what the model's dtype has rounded.
+        # A pool of a wider dtype holds values rounded to the model's dtype.
         limit = max(TOLERANCE[self.c.dtype], TOLERANCE[self.c.kv_dtype or self.c.dtype])
         worst = close(self._pool[0, 1].flatten(0, 1)[slots], k[: self._live], "k in the pool", tolerance=limit)
         stored = self._pool[1, 1].flatten(0, 1)[slots]

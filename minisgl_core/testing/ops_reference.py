@@ -21,7 +21,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rope(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """x (T, heads, D): pairs (i, i + R/2) of the first R dimensions turn by their angles; the rest stays."""
+    """Rotary embedding: pairs (i, i + R/2) of the first R dimensions of x (T, heads, D) are rotated; the others are
+    kept.
+    """
     out = x.to(torch.float64).clone()
     half = cos_sin.shape[1] // 2
     for token, position in enumerate(positions.tolist()):
@@ -50,7 +52,7 @@ def _mix(h: np.ndarray) -> np.ndarray:
 
 
 def gumbel(seed_lo: np.ndarray, seed_hi: np.ndarray, positions: np.ndarray, vocab: int) -> np.ndarray:
-    """The core's noise, (B, V) float64: each argument (B,) int32, all arithmetic modulo 2**32."""
+    """The core's noise, (B, V) float64. Each argument is (B,) int32; the arithmetic is modulo 2**32."""
     low, high, where = (np.asarray(a).astype(np.int64).astype(np.uint32) for a in (seed_lo, seed_hi, positions))
     key = _mix(low ^ _mix(high + np.uint32(0x9E3779B9)))
     key = _mix(key ^ _mix(where + np.uint32(0x7F4A7C15)))[:, None]
@@ -62,7 +64,9 @@ def gumbel(seed_lo: np.ndarray, seed_hi: np.ndarray, positions: np.ndarray, voca
 
 
 def kept_tokens(probs: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """Which tokens (V,) of one row survive top-k (ties with the k-th stay), then top-p of what is left, then min-p."""
+    """Mask (V,) of the tokens of one row that remain after top-k (ties with the k-th are kept), then
+    top-p, then min-p.
+    """
     order = np.argsort(-probs, kind="stable")
     ordered = probs[order]
     k = len(probs) if top_k <= 0 else min(top_k, len(probs))
@@ -77,8 +81,8 @@ def kept_tokens(probs: np.ndarray, top_k: int, top_p: float, min_p: float) -> np
 
 
 def sample_scores(logits: torch.Tensor, args: SampleArgs, *, filtered: bool, slack: float = 0.0) -> np.ndarray:
-    """What the chosen token must be an argmax of, (B, V) float64. ``slack`` is added to every top-p, to see which
-    tokens lie on its edge.
+    """The scores (B, V) float64 of which the sampled token must be an argmax. ``slack`` is added to every top-p, to
+    find tokens at its edge.
     """
     rows = logits.to(torch.float64).cpu().numpy()
     values = {name: getattr(args, name).cpu().numpy() for name in args._fields}

@@ -1,5 +1,7 @@
-"""The operation ``sample``: greedy rows are a true argmax, random rows follow the core's noise or, for a backend that
-does not declare ``per_row_seed``, its distribution.
+"""Checks of the operation ``sample``.
+
+Greedy rows must be a true argmax. Random rows must follow the core's noise or, for a backend that does not declare
+``per_row_seed``, its distribution.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["SampleCheck"]
 
 NEAR: Final = 2e-3
-"""Scores that differ by less are a tie to float32 arithmetic."""
+"""Scores that differ by less are a tie in float32."""
 EDGE: Final = 1e-5
-"""A cumulative probability this near to top-p may fall on either side."""
+"""A cumulative probability this close to top-p may be on either side."""
 
 PLANS: Final[tuple[tuple[float, int, float, float], ...]] = (
     (0.0, 0, 1.0, 0.0),
@@ -44,7 +46,7 @@ PLANS: Final[tuple[tuple[float, int, float, float], ...]] = (
     (1.0, 2**30, 1.0, 0.0),
     (1e-5, 0, 1.0, 0.0),
 )
-"""(temperature, top-k, top-p, min-p), dealt to the rows in turn."""
+"""(temperature, top-k, top-p, min-p), assigned to the rows in turn."""
 UNFILTERED: Final = tuple(plan for plan in PLANS if plan[1:] == (0, 1.0, 0.0))
 
 COLUMNS: Final = ("temperature", "top_p", "min_p", "top_k", "seed_lo", "seed_hi", "positions")
@@ -52,7 +54,7 @@ COLUMNS: Final = ("temperature", "top_p", "min_p", "top_k", "seed_lo", "seed_hi"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SampleCheck(OpsCheck):
-    """``rows``: rows of every kind beside each other, ``x_scale`` being the spread of the logits. ``frequencies``: how
+    """``rows``: rows of every kind in one batch, where ``x_scale`` is the spread of the logits. ``frequencies``: how
     often each of four tokens is drawn. ``per_row_seed``: the noise must be the core's, token for token.
     """
 
@@ -66,7 +68,7 @@ class SampleCheck(OpsCheck):
 
 
 class _Rows(CheckRun):
-    """Parameters are strided columns, as in the engine's table. The last row's logits hold NaN."""
+    """Parameters are strided columns, as in the engine's table. The logits of the last row are NaN."""
 
     def __init__(self, check: SampleCheck, backend: Any) -> None:
         self._c, self._backend = check, backend
@@ -123,11 +125,11 @@ class _Rows(CheckRun):
 
 
 class _Frequencies(CheckRun):
-    """Many rows of the same four logits, each with a seed of its own, against the softmax by chi-squared."""
+    """Many rows of the same four logits with different seeds, tested against the softmax by chi-squared."""
 
     LOGITS: Final = (1.0, 0.0, -1.0, 2.0)
     LIMIT: Final = 21.11
-    """Chi-squared with 3 degrees of freedom exceeds it once in 10,000 times."""
+    """Chi-squared with 3 degrees of freedom exceeds this with probability 1/10,000."""
 
     def __init__(self, check: SampleCheck, backend: Any) -> None:
         self._c, self._backend = check, backend
@@ -159,7 +161,7 @@ def _args(inputs: Tensors) -> SampleArgs:
 
 
 def _tie(logits: torch.Tensor) -> None:
-    """Every row's maximum comes three times: the lowest id must win where nothing is random."""
+    """The maximum of every row occurs three times: the lowest id must win if nothing is random."""
     top = logits.max(-1).values
     width = logits.shape[1]
     for place in (width // 3, width // 2, width - 1):

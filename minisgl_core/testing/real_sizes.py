@@ -1,4 +1,4 @@
-"""Sizes of models that people run, so that what a backend claims is tried where it will be used."""
+"""Sizes of well-known models, so that claims are tried where they will be used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Heads(NamedTuple):
 
 
 def real_heads() -> Iterator[Heads]:
-    """Each combination once, those of a model with as many kv heads as query heads included."""
+    """Each combination once, including those with as many kv heads as query heads."""
     seen = set()
     for name, config in GEOMETRIES.items():
         shape = (config.num_q_heads, config.num_kv_heads, config.head_dim)

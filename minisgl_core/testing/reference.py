@@ -1,6 +1,6 @@
-"""The roles' arithmetic in float64, written from its definition and from no backend.
+"""The arithmetic of the roles in float64, written from the definitions, independent of any backend.
 
-Shapes: M new tokens, N tokens in all, H query heads, K kv heads, D head_dim.
+Shapes: M new tokens, N total tokens, H query heads, K kv heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["attention", "experts", "experts_slack", "product_slack", "silu_mul_s
 
 _ROWS_AT_ONCE = 512
 _SILU_SLOPE = 1.1
-"""silu's slope is nowhere steeper: its maximum is 1.0998, at 2.4."""
+"""The largest slope of silu: 1.0998, at 2.4."""
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, facts: LayerFacts) -> torch.Tensor:
-    """The last M of N positions of one sequence: q (M, H, D), k and v (N, K, D) -> float64 (M, H, D).
+    """Attention of the last M of N positions of one sequence.
 
-    Query head h reads kv head h // (H / K). Position i sees the keys up to i, or the last ``window`` of those; scores
-    are scaled, then softcapped: c * tanh(s / c).
+    q (M, H, D), k and v (N, K, D) -> float64 (M, H, D). Query head h reads kv head h // (H / K). Position i sees the
+    keys up to i, or the last ``window`` of those. Scores are scaled, then softcapped: c * tanh(s / c).
     """
     new, heads, _ = q.shape
     total, kv_heads, _ = k.shape
@@ -48,8 +48,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, facts: LayerFac
 def experts(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor
 ) -> torch.Tensor:
-    """Routed experts, one by one: x (T, N), ids and weights (T, k), w13 (E, 2I, N) gate rows first, w2 (E, N, I)
-    -> float64 (T, N). Expert e gives w2 @ (silu(gate) * up); an id of -1 gives nothing.
+    """Routed experts, one by one.
+
+    x (T, N), ids and weights (T, k), w13 (E, 2I, N) gate rows first, w2 (E, N, I) -> float64 (T, N). Expert e computes
+    w2 @ (silu(gate) * up); an id of -1 contributes nothing.
     """
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for expert in range(len(w13)):
@@ -61,16 +63,18 @@ def experts(
     return out
 
 
-# What a lossy backend may be off by. Its tolerance is |y - y64| / (|x| |W|^T) of one product.
+# The allowed error of a lossy backend. Its tolerance is |y - y64| / (|x| |W|^T) of one product.
 
 
 def product_slack(x: torch.Tensor, weight: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """x (M, K), weight (N, K) -> float64 (M, N)"""
+    """The allowed error of a product: x (M, K), weight (N, K) -> float64 (M, N)."""
     return tolerance * (x.to(torch.float64).abs() @ weight.to(torch.float64).abs().T)
 
 
 def silu_mul_slack(product: torch.Tensor, slack: torch.Tensor | float) -> torch.Tensor:
-    """Of silu(gate) * up where ``product`` (M, 2I), gate first, may be off by ``slack``: float64 (M, I)."""
+    """The allowed error of silu(gate) * up, float64 (M, I), if ``product`` (M, 2I), gate first, may be off by
+    ``slack``.
+    """
     gate, up = product.to(torch.float64).chunk(2, -1)
     of_gate, of_up = (torch.zeros_like(product, dtype=torch.float64) + slack).chunk(2, -1)
     silu = gate / (1 + torch.exp(-gate))
@@ -85,7 +89,7 @@ def experts_slack(
     w2: torch.Tensor,
     tolerance: float,
 ) -> torch.Tensor:
-    """Of :func:`experts` with this tolerance in both of its products: float64 (T, N)."""
+    """The allowed error of :func:`experts` with this tolerance in both products: float64 (T, N)."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for expert in range(len(w13)):
         tokens, choices = (ids == expert).nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""Refusals: resolving's, of what lies outside the declared caps, and a backend's own, of what it cannot do here."""
+"""Refusals: by resolving, outside the declared caps, and by a backend itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["check_refused", "refusal_of"]
 
 
 def check_refused(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> None:
-    """Resolving refuses the check, with reasons that say what was wanted and what is supported."""
+    """Resolving must refuse the check, with reasons that name what was wanted and what is supported."""
     need = check.need(fixture)
     if need is None:
         raise Mismatch("this check has nothing that resolving could ask about")
-    box, reasons = match(under_test.spec, need)
-    expect(box is None, "resolving accepts it although no box of the caps declares it")
+    caps, reasons = match(under_test.spec, need)
+    expect(caps is None, "resolving accepts it although no capability set declares it")
     expect(bool(reasons), "resolving refuses it without a reason")
     for reason in reasons:
         complete = bool(reason.code and reason.field and reason.wanted and reason.supported)
@@ -31,7 +31,7 @@ def check_refused(under_test: BackendUnderTest, check: Check, fixture: DeviceFix
 
 
 def refusal_of(error: BaseException) -> Reason | None:
-    """The reason of a backend that refuses: of its :class:`CannotRun`, as raised or as building it reports it."""
+    """The reason of a refusal: that of :class:`CannotRun`, as raised or as reported by the construction."""
     for candidate in (error, None if isinstance(error, Mismatch) else error.__cause__):
         if isinstance(candidate, CannotRun):
             return candidate.reason

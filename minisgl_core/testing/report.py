@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["Report", "verify"]
 
 SOME_NAMES: Final = 6
-"""At most, from all over the suite, in the error about a name that no check has."""
+"""Most names that are listed in the error about an unknown check."""
 STATUSES: Final = ("passed", "failed", "note", "refused", "skipped")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What ``minisgl verify`` found."""
+    """The results of ``minisgl verify``."""
 
     backend: str
     spec: BackendSpec
@@ -61,7 +61,7 @@ class Report:
         return [outcome for outcome in self.outcomes if outcome.status == status]
 
     def worst_errors(self) -> dict[str, tuple[float, str]]:
-        """By dtype: (the worst error, the check that has it)."""
+        """The worst error and its check, by dtype."""
         worst: dict[str, tuple[float, str]] = {}
         for outcome in self.outcomes:
             for dtype, error in outcome.errors.items():
@@ -70,8 +70,10 @@ class Report:
 
     @property
     def finite_tail(self) -> bool:
-        """Does it rely on the unused tail of a page being finite? Then that tail was zero, not NaN."""
-        return any(box.finite_tail for box in self.spec.caps)
+        """True if the backend relies on finite values in the unused tail of a page; the tail was then zero instead of
+        NaN.
+        """
+        return any(caps.finite_tail for caps in self.spec.caps)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -102,10 +104,10 @@ def verify(
     started: Callable[[int], None] | None = None,
     finished: Callable[[Outcome], None] | None = None,
 ) -> Report:
-    """Run every check of this backend's role and caps (those whose name holds ``only``), and time it.
+    """Run and time the checks of this backend's role and caps whose name contains ``only``.
 
-    They run in child processes, each for ``limit_s`` seconds at most. ``started`` is called with the number of checks,
-    ``finished`` with each outcome. Raises :class:`UsageError` if no check's name holds ``only``.
+    They run in child processes, each for at most ``limit_s`` seconds. ``started`` is called with the number of checks,
+    ``finished`` with each outcome. Raises :class:`UsageError` if no name contains ``only``.
     """
     began = time.perf_counter()
     checks = _checks(under_test, fixture, quick, only)
@@ -160,7 +162,7 @@ def _versions(under_test: BackendUnderTest, fixture: DeviceFixture) -> dict[str,
 
 
 def _plain(value: Any) -> Any:
-    """A spec's fields as JSON knows them."""
+    """The fields of a spec as JSON data."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, AnyValue):

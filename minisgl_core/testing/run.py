@@ -1,4 +1,4 @@
-"""Running checks in this process: one at a time, each to an :class:`Outcome`."""
+"""Runs checks in this process, each to an :class:`Outcome`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Status = Literal["passed", "failed", "note", "refused", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one check. ``detail``: why it failed, was refused or was skipped, or what the note says."""
+    """The outcome of one check. ``detail``: why it failed, was refused or was skipped, or the text of the note."""
 
     name: str
     status: Status
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def assert_conforms(backend: BackendSpec | str, check: Check, *, device: str = "auto") -> Result:
-    """Run one check against one backend, here and now; raises what it finds.
+    """Run one check against one backend in this process; raises if it fails.
 
     ``backend``: a spec, or ``"ROLE:NAME"`` of an installed plugin.
     """
@@ -61,8 +61,10 @@ def assert_conforms(backend: BackendSpec | str, check: Check, *, device: str = "
 def run_check(
     under_test: BackendUnderTest, check: Check, fixture: DeviceFixture, *, try_outside: bool = False
 ) -> Outcome:
-    """Run one check. Outside the caps resolving must refuse it; with ``try_outside`` the backend is run all the same,
-    which only a process of its own survives.
+    """Run one check.
+
+    Outside the caps resolving must refuse it; with ``try_outside`` the backend is run anyway, which is safe only in a
+    separate process.
     """
     began = time.perf_counter()
 
@@ -88,7 +90,7 @@ def run_check(
 
 
 def _tried(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> str:
-    """What went wrong; empty if the backend was right where it does not claim to be."""
+    """What went wrong; empty if the backend was correct although it does not claim to be."""
     try:
         check.conform(under_test, fixture)
     except SkipTest:
@@ -105,8 +107,9 @@ def run_checks(
     *,
     finished: Callable[[Outcome], bool] | None = None,
 ) -> list[Outcome]:
-    """Run them in order, in this process: a crash ends it. ``finished`` is called with each outcome and stops the run
-    by returning True.
+    """Run checks in order in this process, which a crash would end.
+
+    ``finished`` is called with each outcome and stops the run by returning True.
     """
     outcomes = []
     for check in checks:

@@ -1,4 +1,4 @@
-"""How fast a backend is, against what this machine can do: a copy for what moves bytes, a product for what multiplies.
+"""The speed of a backend, relative to what this machine can do: a copy for memory-bound work, a product for arithmetic.
 
 Both limits are measured here, so that a share of 90 % means the same on every machine.
 """
@@ -24,7 +24,7 @@ __all__ = ["Speed", "measure", "seconds_of"]
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a workload achieved, and the limit of this machine for its kind."""
+    """The rate of a workload, and this machine's limit for its kind."""
 
     label: str
     kind: Kind
@@ -47,14 +47,14 @@ class Speed:
 def measure(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Speed]:
     """Time the role's workloads, one after the other; empty for roles that have none."""
     make = WORKLOADS.get(under_test.spec.role)
-    boxes = under_test.boxes(fixture.facts)
-    if make is None or not boxes:
+    capability_sets = under_test.capability_sets(fixture.facts)
+    if make is None or not capability_sets:
         return []
     limits: dict[tuple[Kind, str], float] = {}
     speeds = []
     budget = 0.05 if quick else 0.5
     with fixture.active():
-        for work in make(under_test, fixture, boxes[0], quick):
+        for work in make(under_test, fixture, capability_sets[0], quick):
             seconds = seconds_of(work.call, fixture, budget)
             key = (work.kind, work.dtype)
             if key not in limits:
@@ -68,7 +68,7 @@ def measure(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -
 
 
 def seconds_of(call: Callable[[], object], fixture: DeviceFixture, budget: float) -> float:
-    """Time of one call in a queue of them: the best of three runs that last about ``budget`` together."""
+    """Time of one call among queued calls: the best of three runs that take about ``budget`` together."""
 
     def run(count: int) -> float:
         fixture.platform.synchronize()

@@ -1,4 +1,4 @@
-"""The suites: what pytest inherits, and what ``minisgl verify`` runs."""
+"""The suites of checks, for pytest and for ``minisgl verify``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Suite:
         class TestMine(AttentionSuite):
             spec = SPEC  # or "attention:mine", of an installed plugin
 
-    A spec needs no installed plugin. Where the device is not one that its caps speak of, the tests are skipped.
+    A spec needs no installed plugin. If no capability set covers the device, the tests are skipped.
     Resolving is asked about checks outside the caps; ``minisgl verify`` also tries them. What a backend refuses with
     :class:`~minisgl_core.plugin_api.CannotRun` is a skipped test.
     """
@@ -78,7 +78,7 @@ class Suite:
         """One check."""
         under_test, fixture, check = conformance
         if under_test is None or check is None:
-            raise SkipTest(f"its caps do not speak of {fixture.facts}")
+            raise SkipTest(f"its caps do not cover {fixture.facts}")
         if check.outside:
             check_refused(under_test, check, fixture)
         elif self.isolated:
@@ -88,7 +88,7 @@ class Suite:
 
     @classmethod
     def _process(cls, under_test: BackendUnderTest, fixture: DeviceFixture) -> CheckProcess:
-        """One for all tests of the class; it ends with pytest."""
+        """One child process for all tests of the class."""
         found: CheckProcess | None = cls.__dict__.get("_check_process")
         if found is None:
             found = cls._check_process = CheckProcess(under_test, fixture.facts)
@@ -106,7 +106,7 @@ class Suite:
                 value=under_test.spec.role,
                 remedy="inherit from that role's suite",
             )
-        if not under_test.boxes(fixture.facts):
+        if not under_test.capability_sets(fixture.facts):
             return [(None, fixture, None)]
         return [(under_test, fixture, check) for check in checks_of(under_test, fixture, quick=cls.quick)]
 

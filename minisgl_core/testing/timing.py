@@ -1,4 +1,4 @@
-"""How long a call takes."""
+"""Timing of calls."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 __all__ = ["Timer", "median_seconds"]
 
 Timer = Callable[[Callable[[], object], "DeviceFixture"], float]
-"""Seconds of one call on a device."""
+"""Measures the seconds of one call on a device."""
 
 
 def median_seconds(
     call: Callable[[], object], fixture: DeviceFixture, *, repeats: int = 20, least: float = 2e-4
 ) -> float:
-    """The median of ``repeats`` measurements after a warm-up; each is of as many calls in a queue as last ``least``
-    seconds, so that neither the clock nor one launch decides.
+    """The median of ``repeats`` measurements after a warm-up.
+
+    Each measures enough queued calls to last ``least`` seconds, so that neither the clock nor a single launch
+    dominates.
     """
 
     def run(count: int) -> float:

@@ -12,15 +12,17 @@ Ints = OneOf | MultipleOf | AnyValue | None
 
 
 def claims(declared: Ints, value: int) -> bool:
-    """Does the declaration claim this value?"""
+    """True if the declaration claims this value."""
     if isinstance(declared, MultipleOf):
         return value % declared.base == 0
     return isinstance(declared, AnyValue) or (declared is not None and value in declared.values)
 
 
 def inside(declared: Ints, probes: Sequence[int], quick: bool) -> tuple[int, ...]:
-    """Values that a declaration claims. ``probes``: what to try where it claims everything; of multiples, which are as
-    many, also the first that is no smaller than the largest of them. Quick: the ends.
+    """Values that a declaration claims.
+
+    ``probes``: values to try if it claims everything; for multiples also the first multiple that is not smaller than
+    the largest probe. Quick: only the limits.
     """
     if isinstance(declared, AnyValue):
         return tuple(probes)
@@ -34,20 +36,20 @@ def inside(declared: Ints, probes: Sequence[int], quick: bool) -> tuple[int, ...
 
 
 def usual(declared: Ints, preferred: int, probes: Sequence[int]) -> int | None:
-    """The value for checks that are about something else: ``preferred`` if it is claimed, else the smallest claimed."""
+    """The value for checks that vary something else: ``preferred`` if it is claimed, else the smallest claimed."""
     claimed = inside(declared, probes, quick=False)
     if isinstance(declared, MultipleOf) and preferred % declared.base == 0:
         return preferred
     return preferred if preferred in claimed else min(claimed, default=None)
 
 
-def outside(declared: Ints, neighbours: Sequence[int], quick: bool) -> tuple[int, ...]:
+def outside(declared: Ints, adjacent: Sequence[int], quick: bool) -> tuple[int, ...]:
     """The nearest values that a declaration does not claim, on both sides and in its gaps; at most two when quick."""
     if declared is None or isinstance(declared, AnyValue):
         return ()
     if isinstance(declared, MultipleOf):
         return tuple(n for n in (declared.base // 2, declared.base + declared.base // 2) if n % declared.base)
     values = declared.values
-    missing = [n for n in neighbours if n not in values]
+    missing = [n for n in adjacent if n not in values]
     near = sorted(missing, key=lambda n: (min(abs(n - value) for value in values), n))
     return tuple(sorted(near[: 2 if quick else 4]))

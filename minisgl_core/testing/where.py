@@ -1,4 +1,4 @@
-"""Which line of a backend failed, in the words of a report card."""
+"""Finds the line of a backend that failed, for a report card."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _LIBRARIES: Final = re.compile(rf"{re.escape(sysconfig.get_path('stdlib'))}/(?!s
 
 
 def line_of(frames: Iterable[tuple[str, int | str | None, str]]) -> str:
-    """The first frame (path, line, function) outside libraries, such as `` (kernel.py:12, in forward)``; empty if there
-    is none. Frames come innermost first.
+    """The first frame (path, line, function) outside libraries, such as `` (kernel.py:12, in forward)``; empty if none.
+
+    Frames are given innermost first.
     """
     for path, line, function in frames:
         if not _LIBRARIES.search(path):
@@ -25,7 +26,7 @@ def line_of(frames: Iterable[tuple[str, int | str | None, str]]) -> str:
 
 
 def where_raised(error: BaseException) -> str:
-    """The same of what an exception was first raised by."""
+    """The same for the first cause of an exception."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Prompts to token ids, token ids to text, chat templates and stop strings."""
+"""Tokenization of prompts, detokenization, chat templates and stop strings."""
 
 from .chat import ChatTemplate
 from .decoding import ByteLevelDecoder, IncrementalDecoder, WindowDecoder

@@ -1,10 +1,10 @@
-"""Added and special tokens of a Hugging Face folder: one rule for which source says what about a token.
+"""Added and special tokens of a Hugging Face folder: which file decides about a token.
 
-The rule is transformers 5's. The list of added tokens with flags is ``added_tokens_decoder`` of tokenizer_config.json;
-without that key it is added_tokens.json and, over it, tokenizer.json's own list, and special_tokens_map.json wins over
-tokenizer_config.json. A token of that list is special if its entry says so or if it has a name such as ``eos_token``.
-A token that is named or listed as special, and that neither tokenizer.json nor the list has, is added with the flags of
-the place that names it. Naming a token changes nothing else about it.
+The rules are those of transformers 5. The list of added tokens with flags is ``added_tokens_decoder`` of
+tokenizer_config.json. Without that key it is added_tokens.json, overridden by the list in tokenizer.json, and
+special_tokens_map.json takes precedence over tokenizer_config.json. A token of the list is special if its entry says so
+or if it has a name such as ``eos_token``. A token that is named or listed as special, and that neither tokenizer.json
+nor the list contains, is added with the flags of the place that names it. Naming a token changes nothing else about it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 class _Sources(NamedTuple):
-    """What the files say, each question answered by the source that wins."""
+    """The content of the files, each value from the file that takes precedence."""
 
     listed: dict[int, AddedToken]
     named: dict[str, str | AddedToken]
-    """Role to token."""
+    """Token by role."""
     extra: list[str | AddedToken]
 
 
 def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Add to ``backend`` what the folder's other files add, and return role -> text of all named tokens.
+    """Add the tokens of the folder's other files to ``backend``, and return role -> text of all named tokens.
 
-    Raises :class:`~minisgl_core.errors.CheckpointError` for an entry that is no token.
+    Raises :class:`~minisgl_core.errors.CheckpointError` for an entry that is not a token.
     """
     listed, named, extra = _sources(backend, folder, config)
     names = {_content(token) for token in named.values()}
@@ -69,7 +69,7 @@ def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str,
 
 
 def without_token_names(content: Mapping[str, Any]) -> dict[str, Any]:
-    """All keys but those that name a token."""
+    """All keys except those that name a token."""
     return {key: value for key, value in content.items() if not _is_token_name(key, value)}
 
 
@@ -100,7 +100,7 @@ def _sources(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, A
 def _named(
     content: Mapping[str, Any], own: Mapping[str, Any], listed: Mapping[int, AddedToken]
 ) -> dict[str, str | AddedToken]:
-    """All named tokens, those that every tokenizer may have with the flags of the list."""
+    """All named tokens; standard ones have the flags of the list."""
     with_flags = {token.content: token for token in listed.values()}
     tokens = {role: _token(content[role], role) for role in ROLES if content.get(role) is not None}
     named = {role: with_flags.get(_content(token), token) for role, token in tokens.items()}
@@ -109,7 +109,7 @@ def _named(
 
 
 def _check_types(content: Mapping[str, Any], allowed: Mapping[str, tuple[type, ...]]) -> None:
-    """Raise what is wrong with the types of some keys."""
+    """Raise an error if a key has a value of the wrong type."""
     for key, types in allowed.items():
         value = content.get(key)
         if value is not None and not isinstance(value, types):
@@ -121,7 +121,7 @@ def _check_types(content: Mapping[str, Any], allowed: Mapping[str, tuple[type, .
 
 
 def _own_names(content: dict[str, Any]) -> dict[str, Any]:
-    """Take the model's own named tokens out of ``content``: keys such as ``image_token``, and names with a listing."""
+    """Remove the model's own named tokens from ``content``: keys such as ``image_token``, and lists of names."""
     own = {key: content.pop(key) for key in list(content) if key not in ROLES and _is_text_token(key, content[key])}
     own |= content.pop(_OWN, None) or {}
     if isinstance(content.get(_LISTED), Mapping):
@@ -134,7 +134,7 @@ def _is_text_token(key: str, value: object) -> bool:
 
 
 def _merge_special_map(content: dict[str, Any], own: dict[str, Any], special_map: Mapping[str, Any]) -> None:
-    """Let special_tokens_map.json win over ``content``; its lists of special tokens are added to those there."""
+    """Merge special_tokens_map.json into ``content``, over what is there; lists of special tokens are extended."""
     for key, value in special_map.items():
         if key == _LISTED and isinstance(value, list):
             before = list(content.get(_LISTED) or [])
@@ -157,7 +157,7 @@ def _warn_of_unread(content: Mapping[str, Any], special_map: Mapping[str, Any], 
 
 
 def _added_tokens_json(folder: Path, content: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """The older list of added tokens, without flags; special are those that ``content`` names by their text."""
+    """The older list of added tokens, without flags. Special are those whose text ``content`` names."""
     entries = _optional(folder / "added_tokens.json")
     given = (*map(content.get, ROLES), *(content.get(_LISTED) or []))
     special = {_content(token) for token in given if isinstance(token, str | AddedToken)}
@@ -179,7 +179,7 @@ def _token(value: Any, key: str) -> str | AddedToken:
 
 
 def _flagged(value: Any, key: str) -> AddedToken:
-    """A token written as an object, with its flags."""
+    """A token that is written as an object, with its flags."""
     if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):
         raise _error(key, value, 'write a token as a text or as {"content": TEXT, ...}')
     flags = {name: flag for name, flag in value.items() if name not in ("content", "__type")}

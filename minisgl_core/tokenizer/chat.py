@@ -1,4 +1,4 @@
-"""Chat templates: Jinja text from the model folder, rendered in a sandbox as transformers renders it."""
+"""Chat templates: Jinja text from the model folder, rendered in a sandbox as transformers does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ChatTemplate"]
 
 
 class _Generation(Extension):
-    """``{% generation %}`` blocks mark the assistant's words for training; here they are only text."""
+    """``{% generation %}`` blocks, which mark the assistant's text for training; here they only emit their content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it a set of the instance
 
@@ -30,7 +30,7 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One model's template, or several by name (``default``, ``tool_use``)."""
+    """The template of a model, or several by name (``default``, ``tool_use``)."""
 
     def __init__(self, templates: str | Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sources = {"default": templates} if isinstance(templates, str) else dict(templates)
@@ -47,16 +47,16 @@ class ChatTemplate:
         continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
-        """The prompt's text.
+        """Render the text of a prompt.
 
-        ``tools``: JSON schemas of functions; an empty list is none. ``documents``: texts with titles, for
-        templates that read them. ``chat_template``: one of the model's templates by name, or the text of another.
-        ``add_generation_prompt``: open the assistant's turn; by default True, unless the final message is continued.
-        ``continue_final_message``: leave the final message open, so that the model continues it; a text names the field
-        to continue (default ``content``). ``variables``: what the template reads beyond that, such as
-        ``enable_thinking=False``; one that it does not read is refused.
+        ``tools``: JSON schemas of functions; an empty list means none. ``documents``: texts with titles, for templates
+        that read them. ``chat_template``: the name of one of the model's templates, or the text of another.
+        ``add_generation_prompt``: open the assistant's turn; by default True unless the final message is continued.
+        ``continue_final_message``: leave the final message open, so that the model continues it; a string names the
+        field to continue (default ``content``). ``variables``: other variables of the template, such as
+        ``enable_thinking=False``; one that the template does not read is refused.
 
-        Raises :class:`~minisgl_core.errors.AdmissionError`, with the template's own message if it refuses.
+        Raises :class:`~minisgl_core.errors.AdmissionError`, with the template's own message if the template raises.
         """
         if add_generation_prompt and continue_final_message:
             raise AdmissionError(
@@ -67,7 +67,7 @@ class ChatTemplate:
             )
         compiled = self._pick(chat_template, bool(tools))
         compiled.check_variables(variables)
-        clean = normalised(messages, keep_null_content=compiled.asks_for_null_content)
+        clean = normalised(messages, keep_null_content=compiled.compares_with_null)
         final = FinalMessage(clean, continue_final_message, compiled.source) if continue_final_message else None
         context = {
             "messages": clean if final is None else final.marked,
@@ -77,12 +77,14 @@ class ChatTemplate:
         }
         try:
             text = compiled.template.render(**context, **{**self._special_tokens, **variables})
-        except Exception as error:  # a template is a program of the model's makers: whatever it raises is its refusal
+        except Exception as error:  # a template is the model author's program: any exception counts as its refusal
             raise refusal(f"the model's chat template refuses these messages: {error}", messages) from error
         return text if final is None else final.cut(text)
 
     def _pick(self, choice: str | None, has_tools: bool) -> _Compiled:
-        """The template that ``choice`` names or is; without one, that for tools if there are some, or the default."""
+        """The template that ``choice`` names or contains; otherwise the one for tools if there are tools, or the
+        default.
+        """
         if choice is None:
             choice = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         elif choice not in self._sources and "{" in choice:
@@ -98,17 +100,17 @@ class ChatTemplate:
 
 
 class _Compiled(NamedTuple):
-    """A template and what its text says about it."""
+    """A template and what is known from its text."""
 
     source: str
     template: jinja2.Template
     variables: frozenset[str]
-    """What it reads and does not set itself."""
-    asks_for_null_content: bool
-    """Does it compare a message's content with none?"""
+    """Variables that the template reads and does not set itself."""
+    compares_with_null: bool
+    """True if the template compares a message's content with none."""
 
     def check_variables(self, given: Mapping[str, Any]) -> None:
-        """Refuse a variable that would change nothing."""
+        """Refuse a variable that would have no effect."""
         for name in given:
             if name not in self.variables:
                 options = {*self.variables, *_OPTIONS} - _SET_ELSEWHERE
@@ -137,11 +139,11 @@ def _compile(source: str) -> _Compiled:
             remedy="give a prompt instead of messages, or mend the template",
         ) from error
     variables = meta.find_undeclared_variables(tree) - set(environment.globals)
-    return _Compiled(source, template, frozenset(variables), _asks_for_null_content(tree))
+    return _Compiled(source, template, frozenset(variables), _compares_with_null(tree))
 
 
-def _asks_for_null_content(tree: nodes.Template) -> bool:
-    """Does the template hold ``content is none``, or a comparison of a content with none?"""
+def _compares_with_null(tree: nodes.Template) -> bool:
+    """True if the template contains ``content is none``, or another comparison of a content with none."""
     tests = [test.node for test in tree.find_all(nodes.Test) if test.name == "none"]
     compared = [
         compare.expr
@@ -161,7 +163,7 @@ def _is_content(node: nodes.Node) -> bool:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """The filters and globals that published templates count on."""
+    """A Jinja environment with the filters and globals that published templates use."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -190,7 +192,7 @@ def _strftime_now(layout: str) -> str:
 
 
 def _mappings(name: str, values: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Plain dicts; none for an empty list."""
+    """Plain dicts; None for an empty list."""
     for value in values or ():
         if not isinstance(value, Mapping):
             raise AdmissionError(

@@ -1,8 +1,8 @@
-"""Token ids to text, one token at a time, in constant time per token.
+"""Incremental detokenization, in constant time per token.
 
-What a decoder has returned, joined and ended with ``flush()``, continues the text of the prompt: the two together equal
-``Tokenizer.decode`` of all ids. Of a character that the prompt began only the answer's own bytes count. Text that may
-still change is held back: half a character never leaves as U+FFFD, unless the ids end there.
+What a decoder returns, concatenated and completed by ``flush()``, continues the text of the prompt: both together equal
+``Tokenizer.decode`` of all ids. If the prompt ends within a character, only the answer's own bytes of it count. Text
+that may still change is held back: an incomplete character is never emitted as U+FFFD unless the ids end there.
 """
 
 from __future__ import annotations
@@ -16,45 +16,49 @@ import numpy as np
 __all__ = ["ByteLevelDecoder", "IncrementalDecoder", "PieceTable", "TokenKind", "WindowDecoder"]
 
 TokenKind = Literal["text", "byte", "silent"]
-"""Silent tokens write nothing: special ones, and ids the tokenizer does not know."""
+"""Silent tokens produce no text: special tokens, and ids that the tokenizer does not know."""
 
 _REPLACEMENT: Final = "\ufffd"
 _MAX_HELD: Final = 16
-"""Tokens a WindowDecoder holds at most: no character has more bytes than 4, so more is not text in the making."""
+"""Most tokens that a WindowDecoder holds back. A character has at most 4 bytes, so more tokens cannot
+be one character.
+"""
 _MIN_KEPT: Final = 4
-"""Of broken bytes these stay: a character may have begun among the last."""
+"""Number of invalid bytes that are kept: a character may have begun among the last ones."""
 
 
 class IncrementalDecoder(Protocol):
-    """Decodes one sequence."""
+    """Decodes the tokens of one sequence."""
 
     def push(self, token: int) -> str:
-        """The text that this token makes certain; ids the tokenizer does not know and special tokens give none."""
+        """The text that is certain after this token. Special tokens and unknown ids produce none."""
         ...
 
     def flush(self) -> str:
-        """What is still held, when no more tokens come; a cut character becomes U+FFFD."""
+        """The text still held back, at the end of the sequence; an incomplete character becomes U+FFFD."""
         ...
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 characters mean themselves, the others are moved above 255."""
+    """The alphabet of byte-level BPE: printable Latin-1 characters map to themselves, the others to characters above
+    255.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class PieceTable:
-    """What each token of a byte-level tokenizer writes; filled as tokens are met, shared by all its sequences."""
+    """The text or bytes of each token of a byte-level tokenizer, filled on demand and shared by all sequences."""
 
     def __init__(self, spelling_of: Callable[[int], str | None]) -> None:
-        """``spelling_of``: a token in the byte-level alphabet, None if it writes nothing."""
+        """``spelling_of``: a token in the byte-level alphabet, None if it produces no text."""
         self._spelling_of = spelling_of
         self._byte_of_char = _byte_of_char()
         self._pieces: dict[int, str | bytes] = {}
 
     def piece(self, token: int) -> str | bytes:
-        """Text if the token is whole characters, else its bytes."""
+        """Text if the token consists of whole characters, otherwise its bytes."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._make(token)
@@ -67,7 +71,7 @@ class PieceTable:
         try:
             data = bytes(self._byte_of_char[char] for char in text)
         except KeyError:
-            return text  # an added token outside the alphabet means itself
+            return text  # an added token outside the alphabet is literal text
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -75,7 +79,7 @@ class PieceTable:
 
 
 class ByteLevelDecoder:
-    """For byte-level BPE: a token is bytes, whatever stands before it."""
+    """For byte-level BPE: a token is a sequence of bytes, independent of the tokens before it."""
 
     __slots__ = ("_held", "_piece")
 
@@ -101,10 +105,11 @@ class ByteLevelDecoder:
 
 
 class WindowDecoder:
-    """For any other tokenizer: decodes the tokens since the last certain place again, with the ones before as context.
+    """For any other tokenizer: decodes the tokens since the last certain position again, with the preceding ones as
+    context.
 
-    Byte tokens of SentencePiece are held until their run ends, because one wrong byte spoils the whole run; a run of
-    more than ``_MAX_HELD`` leaves character by character.
+    Byte tokens of SentencePiece are held until their run ends, because one wrong byte invalidates the whole run. A run
+    of more than ``_MAX_HELD`` tokens is emitted character by character.
     """
 
     __slots__ = ("_context", "_decode", "_held", "_kind_of")
@@ -118,12 +123,16 @@ class WindowDecoder:
         self._decode = decode
         self._kind_of = kind_of
         self._context = self._end_of(prompt)
-        """Tokens whose text has left; without them a leading space would be taken for the beginning of the text."""
+        """Tokens whose text has been emitted. Without them a leading space would be dropped as at the beginning of a
+        text.
+        """
         self._held: list[int] = []
 
     def _end_of(self, prompt: Sequence[int] | np.ndarray) -> list[int]:
-        """The prompt's last token that is text. Byte tokens behind it are left out: half a character of the prompt must
-        not join the answer's bytes. A prompt of bytes alone counts if its characters are whole.
+        """The position after the prompt's last token that is text.
+
+        Byte tokens behind it are left out: an incomplete character of the prompt must not be joined with the answer's
+        bytes. A prompt of only bytes counts if its characters are complete.
         """
         written: list[int] = []
         for token in map(int, reversed(prompt)):
@@ -148,14 +157,14 @@ class WindowDecoder:
         return self._release(len(self._held))
 
     def _release(self, count: int) -> str:
-        """Emit the first ``count`` held tokens; they become the context."""
+        """Emit the first ``count`` held tokens, which become the context."""
         out, self._held = self._held[:count], self._held[count:]
         text = self._text_after(self._context, out)
         self._context = out if text else self._context + out
         return text
 
     def _split(self) -> str:
-        """Too many tokens are held to be one character: emit the whole characters among them, or else the rubbish."""
+        """More tokens are held than one character has: emit their complete characters, or else the invalid bytes."""
         for count in range(len(self._held) - 1, 0, -1):
             if _REPLACEMENT not in self._text_after(self._context, self._held[:count]):
                 return self._release(count)

@@ -1,4 +1,4 @@
-"""A tokenizer built from GGUF metadata: byte-level BPE with the pre-tokenizer that the model was trained with."""
+"""Builds a tokenizer from GGUF metadata: byte-level BPE with the pre-tokenizer that the model was trained with."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ __all__ = ["load_gguf_tokenizer"]
 _PREFIX: Final = "tokenizer."
 _TEMPLATE: Final = "tokenizer.chat_template"
 _CONTROL, _USER_DEFINED = 3, 4
-"""Token types that are matched in text before BPE; control tokens write nothing."""
+"""Token types that are matched in the text before BPE; control tokens produce no text."""
 
 _WORDS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Llama 3 (up to three digits together) and Qwen2 (one) cut text before BPE."""
+"""The split patterns of Llama 3 (up to three digits together) and Qwen2 (single digits)."""
 _KINDS: Final = ("gpt-2", "smollm", "llama-bpe", "qwen2")
 
 
 def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
-    """The tokenizer of a GGUF file; None if it carries none.
+    """The tokenizer of a GGUF file; None if the file has none.
 
-    One of a kind whose cutting rules we do not have encodes no text: guessing them would change the model's answers
-    without a sign.
+    A tokenizer with an unknown pre-tokenizer refuses to encode text: a guess would silently change the model's answers.
     """
     model = file.metadata.get("tokenizer.ggml.model")
     if model is None:
@@ -55,7 +54,7 @@ def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
 
 
 def _chat_templates(file: GGUFFile) -> dict[str, str]:
-    """The file's template as ``default``, and those with names of their own."""
+    """The file's template as ``default``, and its named templates."""
     named = {
         key.removeprefix(f"{_TEMPLATE}."): text
         for key, text in file.metadata.items()
@@ -76,7 +75,7 @@ def _backend(tokens: list[str], merges: list[str], kind: str) -> tokenizers.Toke
 
 
 def _pre_tokenizer(kind: str) -> Any:
-    """The rules of each kind. SmolLM sets every digit apart, then cuts as GPT-2 does."""
+    """The pre-tokenizer of each kind. SmolLM splits off every digit, then splits like GPT-2."""
     if kind == "gpt-2":
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     if kind == "smollm":
@@ -108,7 +107,7 @@ def _roles(file: GGUFFile, tokens: list[str]) -> dict[str, str]:
 
 
 def _surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> processors.TemplateProcessing:
-    """Puts BOS before and EOS after each prompt, where they are given."""
+    """Post-processing that adds BOS before and EOS after each prompt, where they are given."""
     words = [word for word in (bos, "$A", eos) if word is not None]
     used = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
     return processors.TemplateProcessing(single=" ".join(words), special_tokens=used)

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder."""
+"""Loads the tokenizer of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SLOW_FILES: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.
 def load_hf_tokenizer(folder: Path) -> Tokenizer | None:
     """The folder's tokenizer; None if it has no tokenizer files.
 
-    ``tokenizer.json`` is read directly, and says whether BOS is added (as for transformers 5, which ignores
-    ``add_bos_token`` beside it). Folders that only have an older format need transformers to convert it.
+    ``tokenizer.json`` is read directly, and decides whether BOS is added; like transformers 5, this ignores
+    ``add_bos_token``. Folders that only have an older format are converted by transformers.
     """
     if not (folder / "tokenizer.json").exists():
         slow = [name for name in _SLOW_FILES if (folder / name).exists()]
@@ -64,7 +64,9 @@ def _check_files(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[st
 def _warn_of_contradictions(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str], file: str
 ) -> None:
-    """transformers 5 lets tokenizer.json decide; other programs may go by these keys."""
+    """Warn about keys that contradict tokenizer.json. As in transformers 5 tokenizer.json decides; other programs may
+    differ.
+    """
     around = [backend.id_to_token(number) for number in backend.encode("").ids]
     ends = {
         "add_bos_token": (named.get("bos_token"), around[:1]),
@@ -78,7 +80,7 @@ def _warn_of_contradictions(
 
 
 def _adds_space(backend: tokenizers.Tokenizer) -> bool:
-    """Does the first word of a text get a space before it?"""
+    """True if a space is added before the first word of a text."""
     if backend.normalizer is not None and backend.normalizer.normalize_str("a") in ("▁a", " a"):
         return True
     if backend.pre_tokenizer is None:
@@ -88,9 +90,9 @@ def _adds_space(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """From files of its own (transformers 5) or from tokenizer_config.json (4): one template, or several by name.
+    """The chat template, or several by name, from separate files (transformers 5) or from tokenizer_config.json (4).
 
-    Files win over the config; only a default that no file gives comes from there.
+    Files take precedence over the config; only a default that no file defines is read from there.
     """
     files = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("additional_chat_templates/*.jinja")}
     own = folder / "chat_template.jinja"
@@ -124,7 +126,7 @@ def _templates(given: Any) -> dict[str, str]:
 
 
 def _convert(folder: Path, name: str) -> Tokenizer:
-    """A tokenizer in an older format. Where transformers cannot convert it, the model still serves token ids."""
+    """Convert a tokenizer from an older format. If transformers cannot convert it, the model still serves token ids."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -137,7 +139,7 @@ def _convert(folder: Path, name: str) -> Tokenizer:
         return Tokenizer(
             slow.backend_tokenizer, special_tokens=slow.special_tokens_map, chat_template=slow.chat_template
         )
-    except Exception as error:  # whatever a conversion may raise
+    except Exception as error:  # a conversion may raise anything
         return Tokenizer.without_text(
             f"transformers cannot read the tokenizer {name} of {str(folder)!r}: {str(error).partition(chr(10))[0]}; "
             f"add a tokenizer.json"

@@ -1,4 +1,4 @@
-"""What becomes of each key of the tokenizer files of a Hugging Face folder, and of a GGUF file's tokenizer keys."""
+"""The treatment of each key of the tokenizer files of a Hugging Face folder, and of a GGUF file's tokenizer keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..inputs import Gate, Rule, ignored, used, warned
 __all__ = ["GGUF_GATE", "ROLES", "SPECIAL_MAP_GATE", "TOKENIZER_GATE", "TOKEN_FLAGS"]
 
 ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The named special tokens that every tokenizer may have; a model may name others, also by keys ending in `_token`."""
+"""The special tokens with standard names. A model may name others, also by keys that end in `_token`."""
 TOKEN_FLAGS: Final = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 

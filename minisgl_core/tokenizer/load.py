@@ -1,4 +1,4 @@
-"""From a path to a tokenizer."""
+"""Loads a tokenizer by path."""
 
 from __future__ import annotations
 

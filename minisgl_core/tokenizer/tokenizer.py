@@ -126,7 +126,7 @@ class Tokenizer:
         return template.render(messages, **options)
 
     def apply_chat_template(self, messages: Iterable[Message], **options: Any) -> list[int]:
-        """Token ids of a chat. The template writes all special tokens itself: none is added, so BOS stands once."""
+        """Token ids of a chat. The template writes all special tokens itself, so none is added and BOS occurs once."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     @cached_property

@@ -248,13 +248,13 @@ def lose_a_page(manager: CacheManager) -> None:
 @pytest.mark.parametrize(
     ("corruption", "message"),
     [
-        (corrupt_free_list, r"held more than once \[0\] \(1\)"),
-        (corrupt_tree_page, r"held by nobody \[0\] \(1\), held more than once \[7\] \(1\)"),
+        (corrupt_free_list, r"owned more than once \[0\] \(1\)"),
+        (corrupt_tree_page, r"owned by none \[0\] \(1\), owned more than once \[7\] \(1\)"),
         (corrupt_outside, r"a page outside \[0, 8\)"),
         (corrupt_refs, "counts 1 locks, live handles hold 0"),
         (corrupt_counter, "holds 3 evictable and 0 protected pages, its counters say 4 and 0"),
         (corrupt_queue, "not queued"),
-        (lose_a_page, r"held by nobody \[3\] \(1\)"),
+        (lose_a_page, r"owned by none \[3\] \(1\)"),
     ],
 )
 def test_case_19_a_seeded_corruption_is_reported(corruption: object, message: str) -> None:

@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_made_is_refused_and_nothing_is_left(
         ("", "kv", "is no name for a backend"),
         ("x", "kv", "NAME 'x' is too short; use two characters or more"),
         ("lambda", "kv", "NAME 'lambda' is a keyword of Python; choose another name"),
-        ("auto", "kv", "NAME 'auto' stands for any backend, wherever one is chosen; choose another name"),
+        ("auto", "kv", "NAME 'auto' means any backend, wherever one is chosen; choose another name"),
         ("core", "kv", "is taken: there is a package minisgl_core; choose another name, or uninstall it"),
         ("eager", "graph", "is taken: minisgl-core offers graph:eager; choose another name"),
         ("mine", "linear", "Invalid value for '--role': 'linear' is not one of"),

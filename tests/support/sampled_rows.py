@@ -26,12 +26,12 @@ EDGE: Final = 1e-5
 NEAR: Final = 2e-3
 """Scores that differ by less are a tie to float32 arithmetic."""
 POSITION: Final = 77
-"""Of every row: its noise depends on its seed alone, wherever it stands."""
+"""Of every row: its noise depends on its seed alone, not on its place."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one row asks for. Both halves of its 64-bit seed vary: the upper one is ``-seed``."""
+    """The parameters of one row. Both halves of its 64-bit seed vary: the upper one is ``-seed``."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -44,15 +44,15 @@ class Row:
 class Found:
     """tokens (B,), and what was known of each row on the way.
 
-    Before the trials: the survivors (V,) bool, without top-p if that is open; whether it is, and so left to trials;
-    whether the gathered tokens were enough. After the trials that many programs share: whether one program had to go
+    Before the draws: the survivors (V,) bool, without top-p if that is open; whether it is, and so left to draws;
+    whether the gathered tokens were enough. After the draws that many programs share: whether one program had to go
     on alone.
     """
 
     tokens: list[int]
     kept: list[np.ndarray]
     open_p: list[bool]
-    settled: list[bool]
+    decided: list[bool]
     alone: list[bool]
 
 
@@ -63,7 +63,7 @@ def run(logits: torch.Tensor, rows: Sequence[Row]) -> Found:
 
     def looked_into(*args: Any) -> tuple[torch.Tensor, ...]:
         found = real(*args)
-        noted.extend((found, tuple(each.clone() for each in found)))  # trials change the first
+        noted.extend((found, tuple(each.clone() for each in found)))  # draws change the first
         return found
 
     floats = torch.tensor([[r.temperature, r.top_p, r.min_p] for r in rows], device=DEVICE)

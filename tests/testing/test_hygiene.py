@@ -56,7 +56,7 @@ def _fail(error: Exception) -> None:
         raise error
 
 
-def test_a_failure_that_may_follow_from_a_change_is_told_with_it() -> None:
+def test_a_failure_that_may_follow_from_a_change_is_reported_with_it() -> None:
     with pytest.raises(Mismatch, match=r"default dtype from torch.float32 to torch.float16; then: ValueError: wrong$"):
         _fail(ValueError("wrong"))
     with pytest.raises(Mismatch, match=r"to torch.float16; then: the sum is wrong$"):

@@ -186,7 +186,7 @@ def _collected(suite: type[AttentionSuite]) -> list[tuple[object, ...]]:
 def test_a_suite_for_another_device_is_one_skipped_test() -> None:
     ((name, item),) = _collected(WithoutDevice)
     assert name == "none"
-    with pytest.raises(SkipTest, match="its caps do not speak of cpu"):
+    with pytest.raises(SkipTest, match="its caps do not cover cpu"):
         WithoutDevice().test_conforms(item)  # type: ignore[arg-type]
 
 
@@ -195,15 +195,15 @@ def test_a_suite_refuses_a_spec_of_another_role() -> None:
         _collected(OfAnotherRole)
 
 
-def test_boxes_beside_each_other_are_not_outside() -> None:
-    """What lies outside one box and inside another is claimed."""
-    box = {"devices": ("cpu",), "phases": ("decode",), "kv_layouts": ("NHD",), "gqa_ratios": ANY, "page_sizes": ANY}
-    halves = [Caps(dtypes=(d,), kv_dtypes=(d,), head_dims=OneOf(64), **box) for d in ("float16", "bfloat16")]  # type: ignore[arg-type]
+def test_adjacent_capability_sets_are_not_outside() -> None:
+    """A value outside one capability set and inside another is claimed."""
+    caps = {"devices": ("cpu",), "phases": ("decode",), "kv_layouts": ("NHD",), "gqa_ratios": ANY, "page_sizes": ANY}
+    halves = [Caps(dtypes=(d,), kv_dtypes=(d,), head_dims=OneOf(64), **caps) for d in ("float16", "bfloat16")]  # type: ignore[arg-type]
     fixture = DeviceFixture("cpu")
     under_test = BackendUnderTest(BackendSpec(role="attention", name="x", factory="nowhere:X", caps=tuple(halves)))
     names = [check.name for check in checks_of(under_test, fixture, quick=True)]
     assert "outside/dtype=float32" in names and "outside/dtype=float16" not in names
-    assert "box0/decode/float16/ragged" in names and "box1/decode/bfloat16/ragged" in names
+    assert "caps0/decode/float16/ragged" in names and "caps1/decode/bfloat16/ragged" in names
     assert len(set(names)) == len(names)
 
 
@@ -217,7 +217,7 @@ def test_the_documentation_names_what_the_kit_offers() -> None:
 
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Half of the distance of neighbouring numbers, in relation to them: 11 and 8 bits of precision."""
+"""Half of the relative distance between adjacent numbers: 11 and 8 bits of precision."""
 
 
 @pytest.mark.parametrize("tolerances", [TOLERANCE, moe.TOLERANCE, ops.NORM_TOLERANCE], ids=["kit", "moe", "norm"])

@@ -1,4 +1,4 @@
-"""Engine and kit tell a backend its platform alike, in every Setup that has one."""
+"""Engine and kit pass the same platform to a backend, in every Setup that has one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_engines_setups_name_its_platform(tiny: Callable[[str], Path]) -> No
 @pytest.mark.parametrize("check", [LinearCheck(name="one"), MoECheck(name="one")], ids=["linear", "moe"])
 def test_the_kits_setups_do_too(check: Any) -> None:
     fixture = DeviceFixture(detect_device("cpu"))
-    under_test: Any = SimpleNamespace(build=lambda setup, box: setup)
+    under_test: Any = SimpleNamespace(build=lambda setup, caps: setup)
     assert check.build(under_test, fixture, None).platform is fixture.platform
 
 

@@ -120,9 +120,9 @@ def test_a_name_means_its_first_variant_that_runs_here(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("attention:nobody", "error: no installed plugin offers 'attention:nobody'; there are cpu, "),
+        ("attention:missing", "error: no installed plugin offers 'attention:missing'; there are cpu, "),
         ("attn:torch", "error: there is no suite for role 'attn'; there are suites for attention, graph"),
-        ("nobody", "error: 'nobody' names no role; write such as attention:fa"),
+        ("missing", "error: 'missing' names no role; write such as attention:fa"),
         ("models:llama", "error: there is no suite for role 'models'; there are suites for attention, graph"),
     ],
 )
@@ -147,8 +147,8 @@ def test_a_text_that_no_name_holds_is_refused_with_names(
     arguments = ["verify", "kv:torch", "--device", "cpu", *extra, "--check"]
     assert main([*arguments, "nosuchcheck"]) == 2
     said = capsys.readouterr()
-    refused, _, told = said.err.partition("; ")
-    assert refused == "error: no check's name holds 'nosuchcheck'" and told.startswith(names) and not said.out
-    *_, last = told.split(": ")[-1].strip().split(", ")
+    refused, _, listed = said.err.partition("; ")
+    assert refused == "error: no check's name holds 'nosuchcheck'" and listed.startswith(names) and not said.out
+    *_, last = listed.split(": ")[-1].strip().split(", ")
     assert main([*arguments, last, "--json"]) == 0
     assert last in {outcome["name"] for outcome in json.loads(capsys.readouterr().out)["outcomes"]}

@@ -1,4 +1,4 @@
-"""Every claim of the spec as a test, at its ends and just outside."""
+"""Tests of every claim of the spec, at its limits and just outside."""
 
 from minisgl_core.testing import AttentionSuite
 

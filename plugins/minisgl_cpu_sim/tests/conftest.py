@@ -74,7 +74,7 @@ class Paged:
             max_tokens=sum(self.lens),
             max_seq_len=max(self.lens),
             batches_in_flight=2,
-            platform=None,  # type: ignore[arg-type]  # neither backend asks for it
+            platform=None,  # type: ignore[arg-type]  # neither backend uses it
         )
 
     def batch(self, q_lens: Sequence[int], *, captured: bool = False, max_kv: int | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""The kernels' own threads: every item once, whoever calls, also after a fork."""
+"""The kernels' own threads: every item once, from any caller, also after a fork."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_case_42_one_hot() -> None:
         assert NATIVE.sample(logits, make_args(4, 1.0, top_k=5, top_p=0.5), mode).tolist() == [37] * 4
 
 
-def test_case_43_and_46_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_case_43_and_46_a_row_does_not_depend_on_other_rows() -> None:
     logits = torch.randn(32, 900)
     args = make_args(
         32,

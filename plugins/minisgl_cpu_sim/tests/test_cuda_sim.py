@@ -54,9 +54,9 @@ __global__ void shuffles(int* out) {
     out[160 + lane] = __any_sync(0xffffffff, lane == 7) * 10 + __all_sync(0xffffffff, lane < 32);
 }
 
-// Each lane hands a value to its neighbour through shared memory.
+// Each lane passes a value to the next lane through shared memory.
 template <bool BARRIER>
-__global__ void neighbours(int* out) {
+__global__ void next_lane(int* out) {
     MINISGL_SHARED(int, values, 32);
     values[threadIdx.x] = threadIdx.x;
     if (BARRIER) __syncwarp();
@@ -155,8 +155,8 @@ KERNELS = (
     "sum<true>",
     "sum<false>",
     "shuffles",
-    "neighbours<true>",
-    "neighbours<false>",
+    "next_lane<true>",
+    "next_lane<false>",
     "by_shuffle",
     "reused",
     "reversed",
@@ -274,9 +274,9 @@ def test_a_missing_barrier_before_a_rewrite_is_a_race(program: SimulatedProgram)
 
 def test_a_warp_barrier_orders_a_warp_and_a_shuffle_does_not(program: SimulatedProgram) -> None:
     out = np.zeros(32, np.int32)
-    program.launch("neighbours<true>", 1, 32, {"out": out})
+    program.launch("next_lane<true>", 1, 32, {"out": out})
     assert np.array_equal(out, (np.arange(32) + 1) % 32)
-    for kernel in ("neighbours<false>", "by_shuffle"):
+    for kernel in ("next_lane<false>", "by_shuffle"):
         fault = fault_of(program, kernel, 1, 32, out=out)
         assert fault.kind in ("race", "uninitialised") and fault.buffer == "values"
 
@@ -342,7 +342,7 @@ def test_two_views_of_one_tensor_stay_aliases(program: SimulatedProgram) -> None
     assert np.array_equal(wide, np.arange(8))  # each thread-ordered step reads what the last one wrote
 
 
-def test_a_neighbour_in_memory_is_out_of_bounds(program: SimulatedProgram) -> None:
+def test_adjacent_memory_is_out_of_bounds(program: SimulatedProgram) -> None:
     both = np.zeros(20, np.int32)
     fault = fault_of(program, "scale<int>", 1, 32, x=both[:10], factor=1, n=11)
     assert (fault.kind, fault.offset, fault.extent) == ("out-of-bounds", 40, 40)

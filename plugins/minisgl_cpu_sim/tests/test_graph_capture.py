@@ -145,7 +145,7 @@ def test_type_conversion_and_metadata_changes() -> None:
     check_replays(step, [x])
 
 
-def test_reductions_and_factories_keep_the_type_they_were_asked_for() -> None:
+def test_reductions_and_factories_keep_the_requested_type() -> None:
     (x,) = tensors((4, 300))
 
     def step() -> tuple[torch.Tensor, ...]:

@@ -80,7 +80,7 @@ class Decoder:
         return {"cache": (self.cache, torch.tensor([i for i in range(51) if i not in named]))}
 
 
-class Rig:
+class CapturedDecoder:
     """A decoder, its graph and its checker."""
 
     def __init__(self, decoder: Decoder | None = None) -> None:
@@ -100,47 +100,47 @@ class Rig:
 
 
 def test_a_correct_step_passes_and_state_advances_once() -> None:
-    rig, plain = Rig(), Decoder()
-    plain.lengths.copy_(rig.decoder.lengths)
-    plain.cache.copy_(rig.decoder.cache)
+    captured, plain = CapturedDecoder(), Decoder()
+    plain.lengths.copy_(captured.decoder.lengths)
+    plain.cache.copy_(captured.decoder.cache)
     for _ in range(4):
         want = plain.step()
-        assert torch.equal(rig.replay()[:3], want[:3])
-        assert torch.equal(rig.decoder.lengths, plain.lengths)
-        assert torch.equal(rig.decoder.cache, plain.cache)
+        assert torch.equal(captured.replay()[:3], want[:3])
+        assert torch.equal(captured.decoder.lengths, plain.lengths)
+        assert torch.equal(captured.decoder.cache, plain.cache)
 
 
 def test_a_finding_leaves_state_as_it_was() -> None:
-    rig = Rig()
-    before = rig.decoder.lengths.clone(), rig.decoder.cache.clone()
-    rig.decoder.scale = 0.25
-    rig.fails("frozen_value")
-    assert torch.equal(rig.decoder.lengths, before[0])
-    assert torch.equal(rig.decoder.cache, before[1])
-    rig.decoder.scale = 0.5
-    rig.replay()
-    assert rig.decoder.lengths[0] == before[0][0] + 1
+    captured = CapturedDecoder()
+    before = captured.decoder.lengths.clone(), captured.decoder.cache.clone()
+    captured.decoder.scale = 0.25
+    captured.fails("frozen_value")
+    assert torch.equal(captured.decoder.lengths, before[0])
+    assert torch.equal(captured.decoder.cache, before[1])
+    captured.decoder.scale = 0.5
+    captured.replay()
+    assert captured.decoder.lengths[0] == before[0][0] + 1
 
 
 def test_a_forgotten_copy_gives_a_wrong_output_and_is_named() -> None:
-    rig = Rig()
+    captured = CapturedDecoder()
     host = {"rows": torch.tensor([2, 1, 0, 4]), "last_token": torch.tensor([11, 12, 13, 10, 0])}
     for missing in ("rows", "last_token"):
         for name, values in host.items():
             if name != missing:
-                rig.decoder.buffers()[name].copy_(values)
-        state = rig.decoder.lengths.clone(), rig.decoder.cache.clone()
-        wrong = rig.graph.replay().clone()
-        rig.decoder.lengths.copy_(state[0])
-        rig.decoder.cache.copy_(state[1])
-        expected = {name: (rig.decoder.buffers()[name], values) for name, values in host.items()}
+                captured.decoder.buffers()[name].copy_(values)
+        state = captured.decoder.lengths.clone(), captured.decoder.cache.clone()
+        wrong = captured.graph.replay().clone()
+        captured.decoder.lengths.copy_(state[0])
+        captured.decoder.cache.copy_(state[1])
+        expected = {name: (captured.decoder.buffers()[name], values) for name, values in host.items()}
         with pytest.raises(GraphViolation) as caught:
-            rig.replay(expected)
+            captured.replay(expected)
         assert (caught.value.kind, caught.value.name) == ("stale_buffer", missing)
-        rig.decoder.buffers()[missing].copy_(host[missing])
-        right = rig.replay(expected)
+        captured.decoder.buffers()[missing].copy_(host[missing])
+        right = captured.replay(expected)
         assert not torch.allclose(wrong[:3], right[:3])
-        rig = Rig()
+        captured = CapturedDecoder()
 
 
 def test_a_stale_buffer_is_reported_with_rows_and_values() -> None:
@@ -155,16 +155,16 @@ def test_a_stale_buffer_is_reported_with_rows_and_values() -> None:
 
 
 def test_a_moved_named_buffer_is_named_before_anything_runs() -> None:
-    rig = Rig()
-    rig.decoder.lengths = rig.decoder.lengths.clone()
-    found = rig.fails("moved_pointer")
+    captured = CapturedDecoder()
+    captured.decoder.lengths = captured.decoder.lengths.clone()
+    found = captured.fails("moved_pointer")
     assert found.name == "lengths"
 
 
 def test_a_moved_weight_is_found_in_the_operation_that_reads_it() -> None:
-    rig = Rig()
-    rig.decoder.table = rig.decoder.table.clone()
-    found = rig.fails("moved_pointer")
+    captured = CapturedDecoder()
+    captured.decoder.table = captured.decoder.table.clone()
+    found = captured.fails("moved_pointer")
     assert found.name == "a tensor from outside without a name"
     assert "f32[20, 8]" in found.detail
     assert "test_graph_strict.py" in found.detail
@@ -172,9 +172,9 @@ def test_a_moved_weight_is_found_in_the_operation_that_reads_it() -> None:
 
 
 def test_a_frozen_python_number_is_found() -> None:
-    rig = Rig()
-    rig.decoder.scale = 0.25
-    found = rig.fails("frozen_value")
+    captured = CapturedDecoder()
+    captured.decoder.scale = 0.25
+    found = captured.fails("frozen_value")
     assert "was 0.5 at capture and is 0.25 now" in found.detail
 
 
@@ -297,16 +297,16 @@ def test_padding_that_reaches_live_rows_is_found() -> None:
             out = super().step()
             return out - out.mean(0)
 
-    rig = Rig(Mixing())
-    found = rig.fails("poison")
+    captured = CapturedDecoder(Mixing())
+    found = captured.fails("poison")
     assert "aten.mean.dim" in found.name
     assert "live rows [0, 1, 2]" in found.detail
 
 
 def test_padding_written_to_a_live_slot_is_found() -> None:
-    rig = Rig()
-    rig.decoder.page_table[4] = rig.decoder.page_table[0, 0]
-    found = rig.fails("poison")
+    captured = CapturedDecoder()
+    captured.decoder.page_table[4] = captured.decoder.page_table[0, 0]
+    found = captured.fails("poison")
     assert found.name == "cache"
     assert "[0]" in found.detail
 
@@ -316,7 +316,7 @@ def test_a_read_of_a_free_page_is_found() -> None:
         def step(self) -> torch.Tensor:
             return super().step() + self.cache[self.page_table[self.rows, 9]].sum(-1, keepdim=True)
 
-    found = Rig(Careless()).fails("poison")
+    found = CapturedDecoder(Careless()).fails("poison")
     assert "live rows [0, 1, 2]" in found.detail
 
 

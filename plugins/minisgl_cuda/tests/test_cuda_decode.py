@@ -165,7 +165,7 @@ def test_any_number_of_splits_gives_the_same(splits: Any, launches: Any) -> None
 @FORMS
 @pytest.mark.parametrize(("heads", "dim", "splits"), [((5, 1), 80, 8), ((6, 3), 256, 8), ((33, 1), 256, 4)])
 def test_more_parts_than_are_joined_at_once(heads: tuple[int, int], dim: int, splits: Any, launches: Any) -> None:
-    """Odd groups, padded dimensions, and heads so many that parts are joined one after the other."""
+    """Odd groups, padded dimensions, and enough heads that parts are joined one after the other."""
     pool, q, view = make_case([130, 20], 16, *heads, dim, torch.float32)
     facts = LayerFacts(dim**-0.5)
     run(pool, q, view, facts, backend(pool, q, facts, DecodeOptions(splits=splits, block_tokens=16, launches=launches)))
@@ -272,11 +272,11 @@ KIT_CASES = ("layers", "in_flight", "replay", "replay,window=20")
 @pytest.mark.skipif(ON_GPU, reason="there the kit is run whole, for the backend as it is")
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN slice) encountered:RuntimeWarning")  # capture poisons rows
 def test_one_launch_passes_the_conformance_kit() -> None:
-    """The checks with several batches and with replays, in one box of the caps; the others take minutes interpreted."""
+    """The checks with several batches and with replays, in one capability set; the others take minutes interpreted."""
     spec = on_cpu(minisgl_attention_backends()[0])
-    box = replace(spec.caps[0], head_dims=OneOf(64), gqa_ratios=OneOf(2), page_sizes=OneOf(16))
+    caps = replace(spec.caps[0], head_dims=OneOf(64), gqa_ratios=OneOf(2), page_sizes=OneOf(16))
     fixture = DeviceFixture("cpu")
-    under_test = BackendUnderTest(replace(spec, caps=(box,)), options={"launches": 1, "programs": 8})
+    under_test = BackendUnderTest(replace(spec, caps=(caps,)), options={"launches": 1, "programs": 8})
     checks = {check.name: check for check in checks_of(under_test, fixture, quick=True)}
     for name in KIT_CASES:
         checks[f"decode/float32/{name}"].conform(under_test, fixture)

@@ -106,7 +106,7 @@ def test_dependent_launches_are_refused_where_the_gpu_has_none() -> None:
     with pytest.raises(CannotRun, match=r"dependent_launch: wanted .*9\.0.*supported 8\.0"):
         SkinnyLinear(setup, SkinnyOptions(dependent_launch=True))
     assert SkinnyLinear(setup)._dependent is False
-    untold = LinearSetup(torch.device(DEVICE), torch.bfloat16, 64)
-    with pytest.raises(CannotRun, match=r"dependent_launch: wanted .*9\.0.*supported no GPU told, and Triton "):
-        SkinnyLinear(untold, SkinnyOptions(dependent_launch=True))
-    assert SkinnyLinear(untold)._dependent is False
+    unknown = LinearSetup(torch.device(DEVICE), torch.bfloat16, 64)
+    with pytest.raises(CannotRun, match=r"dependent_launch: wanted .*9\.0.*supported no known GPU, and Triton "):
+        SkinnyLinear(unknown, SkinnyOptions(dependent_launch=True))
+    assert SkinnyLinear(unknown)._dependent is False

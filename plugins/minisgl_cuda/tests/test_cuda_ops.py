@@ -109,17 +109,17 @@ def test_norms(backends: Backends, dtype: torch.dtype, tokens: int, width: int) 
             assert torch.equal(found[1], expected[1])
 
 
-def test_norms_change_x_and_residual_in_place_and_nothing_beside_them(backends: Backends) -> None:
+def test_norms_change_x_and_residual_in_place_and_nothing_else(backends: Backends) -> None:
     ours, composed = backends()
     wide = randn(3, 24)
     x, residual, weight = wide[:, 8:16], randn(3, 8), randn(8)
     expected, expected_residual = composed.add_rms_norm(x.clone(), residual.clone(), weight, 1e-6)
-    beside = wide[:, [*range(8), *range(16, 24)]].clone()
+    outside = wide[:, [*range(8), *range(16, 24)]].clone()
     found, found_residual = ours.add_rms_norm(x, residual, weight, 1e-6)
     assert found is x and found_residual is residual
     close(x, expected)
     close(residual, expected_residual)
-    assert torch.equal(wide[:, [*range(8), *range(16, 24)]], beside)
+    assert torch.equal(wide[:, [*range(8), *range(16, 24)]], outside)
 
 
 def test_norm_of_zeros_is_zero(backends: Backends) -> None:

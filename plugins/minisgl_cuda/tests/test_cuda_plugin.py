@@ -56,14 +56,14 @@ def test_decode_attention_is_for_decode_only_and_without_host_plan() -> None:
     }
     assert match(DECODE, Need(phase="decode", **need))[1] == []
     assert [reason.code for reason in match(DECODE, Need(phase="prefill", **need))[1]] == ["phase"]
-    assert {box.host_plan for box in DECODE.caps} == {False}
+    assert {caps.host_plan for caps in DECODE.caps} == {False}
 
 
 def test_operations_are_known_to_the_core() -> None:
-    offered = {spec.variant: {name for box in spec.caps for name in box.ops} for spec in OPS}
+    offered = {spec.variant: {name for caps in spec.caps for name in caps.ops} for spec in OPS}
     assert offered["triton"] <= set(OP_NAMES)
     assert offered["triton"] - offered["cpp"] == {"sample"} and offered["cpp"] < offered["triton"]
-    assert [box.per_row_seed for box in OPS[1].caps] == [True]
+    assert [caps.per_row_seed for caps in OPS[1].caps] == [True]
 
 
 def _store_need(dtype: str, kv_dtype: str) -> Need:

@@ -111,7 +111,7 @@ def logits_of(model: Path, plan: Plan) -> torch.Tensor:
 
 
 def test_the_same_logits(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row takes in norms, two rows the activation: as the shipped tables have it for other shapes."""
+    """One row is fused with norms, two rows with the activation, as in the shipped tables for other shapes."""
     tables = {
         form: TileTable({"x".join(map(str, SHAPES[part])): [(16, [16, 64, 4, 2])]})
         for form, part in FUSED_PARTS.items()

@@ -1,4 +1,4 @@
-"""Products that take in the norm before and the activation behind, against float64: interpreted, or on a GPU."""
+"""Products fused with the norm before and the activation behind, against float64: interpreted, or on a GPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_kernel_refuses_norms_of_several_rows() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_a_residual_beyond_what_its_gains_can_be_multiplied_with(rows: int) -> None:
+def test_a_residual_too_large_to_be_multiplied_by_its_norm_weights(rows: int) -> None:
     """float16: large residuals times large norm_weights exceed 65,504 before the norm divides, not after."""
     d = draw(rows, 32, 128, torch.float16)
     residual, norm_weight = (d["residual"] * 2000).clamp(-30000, 30000), d["norm_weight"].abs() + 8
@@ -110,7 +110,7 @@ def test_the_backend_is_right_for_any_number_of_rows(rows: int, norm: bool, act:
     assert (total is None) != norm
 
 
-def test_the_table_decides_how_many_rows_take_their_neighbours_in() -> None:
+def test_the_table_decides_for_how_many_rows_operations_are_fused() -> None:
     few, more = [4, 256, 4, 2], [16, 128, 4, 3]
     table = TileTable({"64x32": [(1, few), (4, more), (8, []), (16, more)], "8x8": [(1, [])]})
     assert [table.most_rows(*shape) for shape in ((64, 32), (8, 8), (9, 9))] == [4, 0, 0]
@@ -122,7 +122,7 @@ def test_the_table_decides_how_many_rows_take_their_neighbours_in() -> None:
     assert ours.fused_rows(weights[64], False, False) == 0
 
 
-def test_what_is_not_to_be_taken_in_is_not() -> None:
+def test_operations_that_are_not_to_be_fused_are_not() -> None:
     setup = LinearSetup(torch.device(DEVICE), torch.bfloat16, 64)
     table = dict.fromkeys(FUSED_PARTS, TileTable({"64x32": [(1, [4, 256, 4, 2])]}))
     only: Any = SkinnyLinear(setup, SkinnyOptions(fuse=["act_and_mul"]))

@@ -48,7 +48,7 @@ __global__ void round_trip(uint16_t* narrowed, float* widened, const float* from
 
 
 def awkward_floats() -> np.ndarray:
-    """Every sign, exponent and rounding case: random bits, ties and their neighbours, the ends of both ranges."""
+    """Every sign, exponent and rounding case: random bits, ties and adjacent values, the ends of both ranges."""
     random = np.random.default_rng(0)
     bits = random.integers(0, 2**32, 20000, dtype=np.uint32)
     ties = (bits & np.uint32(0xFFFF0000)) | np.uint32(0x8000)  # half-way between bfloat16 numbers
@@ -110,7 +110,7 @@ def ops(simulated_ops: Any) -> CompiledOps:
     return CompiledOps(setup, launcher=simulated_ops)
 
 
-def test_pieces_and_elements_are_chosen_by_every_address_and_stride(ops: CompiledOps, simulated_ops: Any) -> None:
+def test_vectors_and_elements_are_chosen_by_every_address_and_stride(ops: CompiledOps, simulated_ops: Any) -> None:
     rows, weight = torch.randn(2, 48), torch.randn(16)
     for x, w in (
         (rows[:, :16], weight),
@@ -284,7 +284,7 @@ def test_heads_behind_the_last(planted: SimulatedProgram) -> None:
     assert fault.kind in ("out-of-bounds", "race")
 
 
-def test_a_piece_too_many(planted: SimulatedProgram) -> None:
+def test_a_vector_too_many(planted: SimulatedProgram) -> None:
     x = np.zeros((1, 64), np.float32)
     out = np.zeros((1, 32), np.float32)
     args = {"out": out, "x": x, "x_stride": 64, "width": 32, "tokens": 1, "blocks_per_row": 1}

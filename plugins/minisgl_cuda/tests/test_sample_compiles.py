@@ -40,7 +40,7 @@ FINISH: dict[str, Any] = {"BLOCK": 4096, "SLICES": 64, "ROOM": 2048, "BITS": 16}
 SCORE: dict[str, Any] = {"FILTER": True, "AGAIN": False, "BLOCK": 4096, "STEP": 1024, "SLICES": 64}
 WEIGH: dict[str, Any] = {"BLOCK": 4096, "SLICES": 64}
 PICK: dict[str, Any] = {"RANDOM": True, "FILTER": True, "BLOCK": 4096, "STEP": 1024, "SLICES": 64}
-# A part asks where its tokens go, or whether it is the last to add to a sum, before which nobody reads that.
+# A part asks where its tokens go, or whether it is the last to add to a sum, which is not read before that.
 ATOMICS = {
     ("gather_kernel", None): {"atom.global.gpu.relaxed.add.u32"},
     ("score_kernel", False): {"red.global.gpu.relaxed.add.u64"},

@@ -79,13 +79,13 @@ ASKED = [
 @pytest.mark.parametrize(
     ("dtype", "vocab"), [(torch.float32, 9001), (torch.bfloat16, VOCAB), (torch.float16, 20_000)], ids=str
 )
-def test_peaked_rows_are_settled_among_the_gathered_tokens(dtype: torch.dtype, vocab: int) -> None:
+def test_peaked_rows_are_decided_among_the_gathered_tokens(dtype: torch.dtype, vocab: int) -> None:
     rows = ASKED if ON_GPU or vocab < VOCAB else ASKED[:5]
     logits = torch.stack([peaked(vocab, seed) for seed in range(len(rows))]).to(dtype)
     found = run(logits, rows)
     judge(logits, rows, found)
-    assert found.settled == [row.top_p == 1 or row.top_k > 0 for row in rows]
-    assert found.open_p == [not settled for settled in found.settled]
+    assert found.decided == [row.top_p == 1 or row.top_k > 0 for row in rows]
+    assert found.open_p == [not decided for decided in found.decided]
 
 
 FLAT = [
@@ -99,7 +99,7 @@ def test_flat_rows_are_searched_where_the_gathered_tokens_do_not_do(dtype: torch
     logits = randn(len(FLAT), 12_000).to(dtype)
     found = run(logits, FLAT)
     judge(logits, FLAT, found)
-    assert found.settled == [False, True, False, False, True, False, False, False, False]
+    assert found.decided == [False, True, False, False, True, False, False, False, False]
     assert found.open_p == [True, False, False, True, False, True, False, True, True]
 
 
@@ -124,7 +124,7 @@ def test_equals_survive_top_k_together_and_top_p_by_id(name: str, vocab: int) ->
     found = run(logits, TIED)
     judge(logits, TIED, found)
     if name.startswith("masked") or vocab <= module.ROOM:
-        assert found.open_p == [not settled for settled in found.settled] == [row in TIED[2:4] for row in TIED]
+        assert found.open_p == [not decided for decided in found.decided] == [row in TIED[2:4] for row in TIED]
 
 
 def test_more_equals_than_can_be_gathered() -> None:
@@ -132,7 +132,7 @@ def test_more_equals_than_can_be_gathered() -> None:
     logits = torch.ones(len(rows), module.ROOM + 900, dtype=torch.bfloat16)
     found = run(logits, rows)
     judge(logits, rows, found)
-    assert not any(found.settled) and max(found.tokens) >= module.ROOM
+    assert not any(found.decided) and max(found.tokens) >= module.ROOM
 
 
 def test_few_values_in_a_wide_row() -> None:
@@ -140,7 +140,7 @@ def test_few_values_in_a_wide_row() -> None:
     rows = [Row(top_k=20, top_p=0.5)]
     found = run(logits, rows)
     judge(logits, rows, found)
-    assert found.settled == [False]
+    assert found.decided == [False]
 
 
 def test_rows_without_a_distribution_give_their_maximum_or_minus_one() -> None:
@@ -155,17 +155,17 @@ def test_rows_without_a_distribution_give_their_maximum_or_minus_one() -> None:
     assert run(logits, [Row()] * 5).tokens == [0, 4100, -1, -1, -1]
 
 
-def test_rows_without_filters_beside_filtered_ones() -> None:
+def test_rows_with_and_without_filters_in_one_batch() -> None:
     logits = torch.stack([peaked(6000, seed) for seed in range(4)])
     rows = [Row(), Row(top_k=9), Row(0.0, top_k=9), Row(top_k=2**30)]
     found = run(logits, rows)
-    assert found.settled == [False, True, False, False]
+    assert found.decided == [False, True, False, False]
     assert found.tokens[2] == int(logits[2].argmax())
     judge(logits[[0, 1]], rows[:2], replace(found, tokens=found.tokens[:2]))
     assert found.kept[0].all() and found.kept[3].all()
 
 
-def test_neither_neighbours_nor_the_number_of_programs_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_other_rows_nor_the_number_of_programs_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(top_k=20, top_p=0.95), Row(top_p=0.9, seed=2), Row(1.4, top_p=0.97), Row(top_k=300, top_p=0.99)]
     vocab = VOCAB if ON_GPU else 18_000
     logits = torch.stack([*(peaked(vocab, seed) for seed in range(2)), *randn(2, vocab)]).bfloat16()
@@ -173,7 +173,7 @@ def test_neither_neighbours_nor_the_number_of_programs_matter(monkeypatch: pytes
     for programs in (1, 9, 10**6):
         monkeypatch.setattr(module, "GATHERERS", programs)
         again = run(logits, rows)
-        assert again.tokens == whole.tokens and again.settled == whole.settled
+        assert again.tokens == whole.tokens and again.decided == whole.decided
         assert all(np.array_equal(a, b) for a, b in zip(again.kept, whole.kept, strict=True))
     alone = run(logits[:1], rows[:1])
     assert alone.tokens[0] == whole.tokens[0] and np.array_equal(alone.kept[0], whole.kept[0])
@@ -245,15 +245,15 @@ def _bit_by_bit(logits_ptr, limit_ptr, top, temperature, k, p, vocab, BLOCK: tl.
     last = tl.full([], 2147483647, tl.int32)
     if (k > 0) & (k < vocab):
         for bit in range(32):
-            trial = floor + (tl.full([], 1, tl.int64) << (31 - bit))
-            count = tl.sum(((order >= trial) & (lane < vocab)).to(tl.int32), axis=0)
-            floor = tl.where(count >= k, trial, floor)
+            candidate = floor + (tl.full([], 1, tl.int64) << (31 - bit))
+            count = tl.sum(((order >= candidate) & (lane < vocab)).to(tl.int32), axis=0)
+            floor = tl.where(count >= k, candidate, floor)
     if p < 1.0:
         budget = tl.sum(tl.where(order >= floor, share, 0.0), axis=0) * p
         found = tl.full([], 0, tl.int64)
         for bit in range(32):
-            trial = found + (tl.full([], 1, tl.int64) << (31 - bit))
-            found = tl.where(tl.sum(tl.where(order >= trial, share, 0.0), axis=0) >= budget, trial, found)
+            candidate = found + (tl.full([], 1, tl.int64) << (31 - bit))
+            found = tl.where(tl.sum(tl.where(order >= candidate, share, 0.0), axis=0) >= budget, candidate, found)
         floor = tl.maximum(floor, found)
         left = budget - tl.sum(tl.where(order > floor, share, 0.0), axis=0)
         equal = (order == floor) & (lane < vocab)
@@ -293,7 +293,7 @@ KIT_CASES = ("float32/filtered", "float32/filtered/flat", "float32/filtered/rewr
 def test_filters_pass_the_conformance_kit(name: str) -> None:
     """The other checks of the operation take minutes interpreted."""
     spec = on_cpu(next(s for s in minisgl_layer_ops() if "sample" in s.caps[0].ops))
-    box = replace(spec.caps[0], ops=("sample",), dtypes=(name.split("/", maxsplit=1)[0],))
-    fixture, under_test = DeviceFixture("cpu"), BackendUnderTest(replace(spec, caps=(box,)))
+    caps = replace(spec.caps[0], ops=("sample",), dtypes=(name.split("/", maxsplit=1)[0],))
+    fixture, under_test = DeviceFixture("cpu"), BackendUnderTest(replace(spec, caps=(caps,)))
     checks = {check.name: check for check in checks_of(under_test, fixture, quick=True)}
     checks[f"sample/{name}"].conform(under_test, fixture)

@@ -1,4 +1,4 @@
-"""Top-p without top-k: tokens by trial against the nucleus in float64, and the bound on the noise."""
+"""Top-p without top-k: tokens by repeated draws against the nucleus in float64, and the bound on the noise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def judge(logits: torch.Tensor, rows: list[Row], tokens: list[int]) -> None:
 
 
 def firsts_survive(logits: torch.Tensor, rows: list[Row]) -> list[bool]:
-    """Whether the best token of all is a survivor, so that one trial does."""
+    """Whether the best token of all is a survivor, so that one draw suffices."""
     best = scores(logits, rows).argmax(1)
     return [bool(kept(x, row, 0.0)[at]) for x, row, at in zip(logits.double().numpy(), rows, best, strict=True)]
 
@@ -67,23 +67,23 @@ def test_rows_whose_first_tokens_do_not_survive_are_tried_again(monkeypatch: pyt
     first = firsts_survive(logits, rows)
     assert 3 < sum(first) < 11
     tokens = {}
-    for trials in (1, 2, 12):
-        monkeypatch.setattr(module, "_trials", lambda rows, mode, trials=trials: trials)
+    for draws in (1, 2, 12):
+        monkeypatch.setattr(module, "_draws", lambda rows, mode, draws=draws: draws)
         found = run(logits, rows)
-        tokens[trials] = found.tokens
-        if trials == 1:
+        tokens[draws] = found.tokens
+        if draws == 1:
             assert found.alone == [not survives for survives in first]
-        if trials == 2:
+        if draws == 2:
             assert 0 < sum(found.alone) < 14 - sum(first)
-        if trials == 12:
+        if draws == 12:
             assert not any(found.alone)
     assert tokens[1] == tokens[2] == tokens[12]
     judge(logits, rows, tokens[1])
 
 
-def test_many_rows_get_a_third_trial_and_few_a_second() -> None:
+def test_many_rows_get_a_third_draw_and_few_a_second() -> None:
     modes = (module.GREEDY, module.RANDOM, module.FILTERED)
-    assert [module._trials(rows, mode) for rows in (1, module.MANY) for mode in modes] == [0, 1, 2, 0, 1, 3]
+    assert [module._draws(rows, mode) for rows in (1, module.MANY) for mode in modes] == [0, 1, 2, 0, 1, 3]
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-4, 0.01, 0.3, 0.75, 0.9999])
@@ -96,7 +96,7 @@ def test_of_equal_logits_the_lowest_ids_are_the_nucleus(share: float) -> None:
     assert run(logits, rows).tokens == best.tolist()
 
 
-def test_a_token_before_which_exactly_the_share_stands_is_out() -> None:
+def test_a_token_after_exactly_the_share_is_out() -> None:
     rows = [Row(top_p=(0.25, 0.5, 0.75)[seed % 3], seed=seed) for seed in range(30)]
     logits = torch.zeros(30, 4)
     best = [int(score[: int(row.top_p * 4)].argmax()) for row, score in zip(rows, scores(logits, rows), strict=True)]
@@ -158,7 +158,7 @@ def test_far_slices_neither_win_nor_weigh_but_others_do() -> None:
     assert any(4096 <= token < 8192 for token in found.tokens[8:])
 
 
-def test_neither_neighbours_nor_the_number_of_programs_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_other_rows_nor_the_number_of_programs_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         Row(top_p=0.9, seed=1), Row(top_p=0.5, seed=2), Row(top_p=0.05, seed=3), Row(top_k=9, seed=4),
         Row(top_k=9000, top_p=0.3), Row(seed=5), Row(0.0, top_p=0.8), Row(top_p=0.2, min_p=0.3, seed=6),

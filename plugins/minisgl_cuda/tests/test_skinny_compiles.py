@@ -41,7 +41,7 @@ ROWS: dict[str, Any] = {
     "K": 1024, "BIAS": True, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128, "CACHE_LINES": 16, "UPCAST": False,
 }  # fmt: skip
 FORMS = ((False, True), (False, False), (True, True))
-"""With neighbours taken in or without; launched dependently or not"""
+"""Fused or not; launched dependently or not"""
 
 POINTERS = ("x", "weight", "bias", "out", "residual", "norm_weight", "total")
 """The first parameters of the kernels; that for several rows has no norm, and the first four"""
@@ -64,7 +64,7 @@ def accesses(code: str) -> Counter[str]:
 
 
 @pytest.mark.skipif(not DEPENDENT_LAUNCH, reason="this Triton has no dependent launches")
-def test_only_the_weight_is_asked_for_before_the_previous_kernel_is_done(tmp_path: Path) -> None:
+def test_only_the_weight_is_read_before_the_previous_kernel_is_done(tmp_path: Path) -> None:
     kernels = [
         (name, {**constants, "ACT": fused, "DEPENDENT": dependent} | ({"NORM": fused} if constants is ONE_ROW else {}))
         for name, constants in (("_gemv_kernel", ONE_ROW), ("_skinny_kernel", ROWS))

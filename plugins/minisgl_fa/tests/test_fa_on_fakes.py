@@ -22,7 +22,7 @@ SPECS = {spec.variant: spec for spec in minisgl_attention_backends()}
 
 
 def _spec(variant: str, **changes: Any) -> BackendSpec:
-    """One box: float32, which the fakes compute exactly."""
+    """One capability set: float32, which the fakes compute exactly."""
     spec = on_cpu(SPECS[variant])
     return replace(spec, caps=(replace(spec.caps[0], **changes),))
 

@@ -75,7 +75,7 @@ def test_float32_is_refused() -> None:
 
 
 def test_no_variant_plans_on_the_host() -> None:
-    assert {box.host_plan for spec in SPECS.values() for box in spec.caps} == {False}
+    assert {caps.host_plan for spec in SPECS.values() for caps in spec.caps} == {False}
 
 
 @pytest.mark.parametrize("variant", ["fa3", "fa4", "fa2"])

@@ -20,7 +20,7 @@ SPECS = {spec.variant: spec for spec in minisgl_attention_backends()}
 
 
 def _bfloat16(spec: BackendSpec) -> BackendSpec:
-    return replace(spec, caps=tuple(box for box in spec.caps if box.dtypes == ("bfloat16",)))
+    return replace(spec, caps=tuple(caps for caps in spec.caps if caps.dtypes == ("bfloat16",)))
 
 
 class TestFlashAttention3(AttentionSuite):
@@ -73,7 +73,7 @@ def _with_nan_tails(**changes: Any) -> bool:
     if fixture.facts.sm != 90:
         pytest.skip("FlashAttention 3 runs on Hopper")
     spec = SPECS["fa3"]
-    under_test = BackendUnderTest(replace(spec, caps=tuple(replace(box, finite_tail=False) for box in spec.caps)))
+    under_test = BackendUnderTest(replace(spec, caps=tuple(replace(caps, finite_tail=False) for caps in spec.caps)))
     check = AttentionCheck(
         **{
             "name": "tail",

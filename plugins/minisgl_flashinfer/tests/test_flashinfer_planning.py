@@ -81,7 +81,7 @@ def test_the_views_flat_pages_are_the_same_list() -> None:
 
 
 class _LoggedPlatform(CpuPlatform):
-    """Its events say what they are asked for."""
+    """Its events record the calls on them."""
 
     def __init__(self, log: list[str]) -> None:
         super().__init__()
@@ -197,7 +197,9 @@ def test_two_prepared_batches_keep_their_own_plans(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(backend.forward(q, k, v, 0, batch).double(), bench.expected(q, rows, 0))
 
 
-def test_layers_alike_share_a_plan_and_a_window_nobody_outgrows_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_layers_share_a_plan_and_a_window_no_sequence_exceeds_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plans: list[dict[str, Any]] = []
     inject(monkeypatch, "flashinfer")
     real = library.BatchPrefillWithPagedKVCacheWrapper.plan

@@ -53,12 +53,12 @@ def test_just_outside_is_refused(facts: dict[str, object], code: str) -> None:
 
 
 def test_it_plans_on_the_host_in_both_phases() -> None:
-    assert {box.host_plan for box in ATTENTION.caps} == {True}
+    assert {caps.host_plan for caps in ATTENTION.caps} == {True}
 
 
 def test_its_sampling_does_not_promise_a_seed_per_row() -> None:
-    assert [box.per_row_seed for box in SAMPLING.caps] == [False]
-    assert [box.ops for box in SAMPLING.caps] == [("sample",)]
+    assert [caps.per_row_seed for caps in SAMPLING.caps] == [False]
+    assert [caps.ops for caps in SAMPLING.caps] == [("sample",)]
 
 
 def test_queries_and_cache_are_of_one_dtype() -> None:

@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # the libr
 PREBUILT = replace(
     SPEC,
     caps=tuple(
-        replace(box, head_dims=OneOf(64, 128), features=frozenset()) for box in SPEC.caps if box.dtypes == ("bfloat16",)
+        replace(caps, head_dims=OneOf(64, 128), features=frozenset())
+        for caps in SPEC.caps
+        if caps.dtypes == ("bfloat16",)
     ),
 )
 """Without window, softcap, float16 and head_dim 256: those kernels are compiled at first use, which takes minutes."""

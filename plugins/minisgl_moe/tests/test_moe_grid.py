@@ -1,4 +1,4 @@
-"""The grid of the grouped products is a bound: every block of work is done once, and nothing beside it."""
+"""The grid of the grouped products is a bound: every block of work is done once, and nothing else."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ STREAM = 5
 
 
 class Function:
-    """Stands for a compiling Triton function: ``choose(arguments)`` says which code it has for them."""
+    """Stands in for a compiling Triton function: ``choose(arguments)`` says which code it has for them."""
 
     def __init__(self, choose: Callable[[tuple[Any, ...]], Any]) -> None:
         self.choose = choose
@@ -100,7 +100,7 @@ def test_arguments_of_another_kind_go_through_triton(x: torch.Tensor, stride: in
 
 
 def test_the_installed_triton_is_known() -> None:
-    """A newer one launches slowly until somebody has compared its ``JITFunction.run`` with ours."""
+    """A newer one launches slowly until a developer has compared its ``JITFunction.run`` with ours."""
     assert known(__version__)
 
 
@@ -117,7 +117,7 @@ def test_a_triton_that_is_not_known_launches_all(monkeypatch: pytest.MonkeyPatch
     assert len(function.compiled) == (1 if answer else 3)
 
 
-def test_whoever_watches_triton_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_hooks_of_triton_see_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     function, form = made()
     for hook in (None, print, SimpleNamespace(calls=[print]), SimpleNamespace(calls=[])):
         monkeypatch.setattr(knobs.runtime, "launch_exit_hook", hook)
@@ -154,7 +154,7 @@ Launch = tuple[Form, tuple[int, int], tuple[torch.Tensor, ...], tuple[int, ...],
 
 
 def tritons_choice(form: Form) -> Callable[[tuple[Any, ...]], Any]:
-    """What Triton's cache of compiled code is asked for, on a Hopper GPU."""
+    """The look-ups in Triton's cache of compiled code, on a Hopper GPU."""
     function: Any = form._function
     jit: Any = function
     if not isinstance(function, JITFunction):

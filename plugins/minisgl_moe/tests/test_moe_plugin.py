@@ -35,4 +35,4 @@ def test_just_outside_is_refused(need: Need, code: str) -> None:
 def test_both_need_triton() -> None:
     assert "import:triton" in EXECUTOR.requires
     assert "import:triton" in ROUTING.requires
-    assert [box.ops for box in ROUTING.caps] == [("route",)]
+    assert [caps.ops for caps in ROUTING.caps] == [("route",)]

@@ -26,7 +26,7 @@ SMALL = Geometry(90, "bfloat16", experts=4, top_k=2, inner=16, hidden=32)
 
 @pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/gpu_moe.py, told that it is on an H200."""
+    """benchmarks/gpu_moe.py as if on an H200."""
     path = Path(__file__).parents[3] / "benchmarks" / "gpu_moe.py"
     spec = importlib.util.spec_from_file_location("gpu_moe", path)
     assert spec is not None and spec.loader is not None

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: right, slow, yours to replace. T tokens, B rows, H heads, D head_dim."""
+"""Paged attention in plain torch, correct but slow: replace it with your kernel. T tokens, B rows, H heads, D head_dim."""
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,10 @@ class Blocked:
         self.pool = pool
 
     def prepare_metadata(self, batch: BatchLike) -> None:
-        """Host work, once per eager batch: a kernel that plans would plan here."""
+        """Host work, once per eager batch; a kernel with a host plan makes it here."""
 
     def update_metadata(self, batch: BatchLike) -> None:
-        """Device work, once per step: the pool's slot of every key of every row, (B, L)."""
+        """Device work, once per step: the slots of all keys of all rows, (B, L)."""
         view = batch.view
         within = torch.arange(view.page_size, device=view.page_ids_device.device)
         slots = view.page_ids_device[:, :, None].long() * view.page_size + within
@@ -28,9 +28,9 @@ class Blocked:
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
     ) -> torch.Tensor:
-        """q (T, H, D) -> new (T, H, D). k and v are this pass's rows; the pool holds them already."""
+        """q (T, H, D) -> new (T, H, D). k and v are this pass's rows; the pool already contains them."""
         view, slots = batch.view, batch.scratch["slots"]
-        if batch.phase == "decode":  # one query per row, lengths on the device alone: this part can be captured
+        if batch.phase == "decode":  # one query per row, lengths only on the device: this part can be captured
             return self.attend(q[:, None], slots, view.kv_lens_device[:, None] - 1, layer_id)[:, 0]
         parts = []
         for row, keys, end in zip(q.split(view.q_lens_host), slots, view.kv_lens_host, strict=True):

@@ -1,4 +1,4 @@
-"""What this plugin offers. Every minisgl command imports this module, so it imports nothing heavy: no torch."""
+"""The backends of this plugin. Every minisgl command imports this module, so it must not import torch."""
 
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, PluginInfo, hookimpl
 
@@ -9,7 +9,7 @@ SPEC = BackendSpec(
     name="blocked",
     factory="minisgl_blocked.attention:Blocked",
     caps=(
-        Caps(  # what is not declared is not supported, and never asked of the class
+        Caps(  # whatever is not declared is unsupported, and the class never receives it
             devices=("cpu", "cuda"),
             sm=ANY,
             dtypes=("float32", "bfloat16", "float16"),
@@ -30,5 +30,5 @@ SPEC = BackendSpec(
 
 @hookimpl
 def minisgl_attention_backends() -> list[BackendSpec]:
-    """Asked once, at start-up; the class is imported when it is chosen."""
+    """Called once at start-up. The class is imported only if the backend is chosen."""
     return [SPEC]

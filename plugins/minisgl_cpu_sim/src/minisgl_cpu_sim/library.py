@@ -1,7 +1,7 @@
 """Registers this package's kernels as ``torch.ops.minisgl_cpu`` operations.
 
-A graph runner that records operations then sees each kernel as one, whatever its body does on the host. Where nobody
-listens, a call goes straight to the body: torch's dispatcher costs more than some of the kernels.
+A graph runner that records operations then sees each kernel as one operation, whatever its body does on the host.
+While nothing records, a call goes directly to the body: torch's dispatcher takes longer than some of the kernels.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""minisgl-cuda: what every NVIDIA backend of minisgl needs."""
+"""minisgl-cuda: CUDA graphs, KV kernels, layer operations and decode attention for NVIDIA GPUs."""

@@ -1,4 +1,4 @@
-"""Attention backend ``cuda_decode``: our own split-KV decode kernel, for decode batches only."""
+"""Attention backend ``cuda_decode``: a split-KV kernel for decode batches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ NO_WINDOW = 2**30
 MAX_SPLITS = 64
 _KIB = 1024
 _SHARED_BYTES = {80: 163 * _KIB, 87: 163 * _KIB, 90: 227 * _KIB, 100: 227 * _KIB, 103: 227 * _KIB, 110: 227 * _KIB}
-"""By compute capability (CUDA C++ Programming Guide, technical specifications): what one block may have."""
+"""Shared memory that one block may use, by compute capability (CUDA C++ Programming Guide, technical
+specifications).
+"""
 _LEAST_SHARED_BYTES = 99 * _KIB
-"""Of the others, 8.6, 8.9 and 12.x among them."""
+"""Shared memory on other devices, 8.6, 8.9 and 12.x among them."""
 
 
 class CudaDecodeAttention:
-    """Planless: reads lengths and slots on the device alone, so nothing is done per step but the launches."""
+    """Decode attention without a host plan: lengths and slots are read on the device, so a step costs only the
+    launches.
+    """
 
     def __init__(self, setup: AttentionSetup, options: DecodeOptions | None = None) -> None:
         self._s = setup
@@ -45,7 +49,9 @@ class CudaDecodeAttention:
         return max(sizes) * s.q_heads * (s.head_dim + 1)
 
     def splits_for(self, rows: int) -> int:
-        """A power of two that gives every multiprocessor a few programs, for any lengths."""
+        """The number of splits: a power of two that gives every multiprocessor a few programs, independent of the
+        lengths.
+        """
         if self._splits is not None:
             return self._splits
         splits = 1
@@ -54,18 +60,18 @@ class CudaDecodeAttention:
         return splits
 
     def joins_inside(self, rows: int) -> bool:
-        """Are a row's parts joined by the program that ends last, in one launch?"""
+        """True if the last program joins a row's parts, in one launch."""
         return self._launches == 1 or self.splits_for(rows) == 1
 
     def bind_kv(self, pool: KVPool) -> None:
-        """The pool is allocated."""
+        """Keep the caches of the pool."""
         self._pool = pool
 
     def prepare_metadata(self, batch: BatchLike) -> None:
         """Nothing to plan."""
 
     def update_metadata(self, batch: BatchLike) -> None:
-        """Nothing to derive beyond the view."""
+        """Nothing: the view has everything."""
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
@@ -95,7 +101,7 @@ class CudaDecodeAttention:
         return out
 
     def init_capture_graph(self, max_seq_len: int, bs_list: tuple[int, ...]) -> None:
-        """The scratch space serves every size."""
+        """Nothing to allocate: the scratch space serves every size."""
 
     def prepare_for_capture(self, batch: BatchLike) -> None:
         """Nothing to plan."""
@@ -104,13 +110,15 @@ class CudaDecodeAttention:
         """Never called: there is no host plan."""
 
     def close(self) -> None:
-        """Drop the references to device memory."""
+        """Release the references to device memory."""
         self._pool = None
         self._scratch, self._arrived = self._scratch.new_empty(0), self._arrived.new_empty(0)
 
 
 def shared_bytes(keys: int, head_dim: int, itemsize: int) -> int:
-    """A bound of what the compiled kernel takes: keys and values of one step, 16 queries, and what reductions use."""
+    """Upper bound of the shared memory of the compiled kernel: keys and values of one step, 16 queries, and space for
+    reductions.
+    """
     width = 1 << (head_dim - 1).bit_length()
     return (2 * keys + 16) * width * itemsize + 9 * _KIB
 

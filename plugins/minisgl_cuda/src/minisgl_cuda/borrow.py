@@ -1,7 +1,7 @@
-"""Tensors over memory that somebody else owns.
+"""Tensors over memory that they do not own.
 
-A captured step writes its results to fixed addresses. A tensor that owned such memory would keep the captures that
-follow from using it; a borrowed one does not, and holds a :class:`Lease` instead.
+A captured step writes its results to fixed addresses. A tensor that owned this memory would prevent later captures from
+reusing it; a borrowed tensor does not, and holds a :class:`Lease` instead.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["Lease", "borrowed"]
 
 
 class Lease:
-    """Whoever holds a borrowed tensor holds this. What must outlive the tensor is tied to it by a finalizer."""
+    """Held by every borrowed tensor. What must outlive the tensor is attached to it by a finalizer."""
 
 
 class _Bytes:
-    """A storage's bytes as the array interfaces of numpy and of CUDA libraries describe memory, both alike."""
+    """The bytes of a storage, described by the array interfaces of NumPy and of CUDA libraries."""
 
     def __init__(self, tensor: torch.Tensor, lease: Lease) -> None:
         storage = tensor.untyped_storage()

@@ -29,10 +29,10 @@ class _Recorded(NamedTuple):
 
 
 class CudaGraphRunner:
-    """Replays are one launch. Inputs are the core's fixed buffers, so a replay copies nothing.
+    """Captured decode steps. A replay is one launch and copies nothing: the inputs are the core's fixed buffers.
 
-    What :meth:`replay` returns is valid until the next replay, of whichever size: all graphs share one memory pool, and
-    the runner holds no tensor in it. Held, the logits of all sizes and modes would add up to gigabytes.
+    The result of :meth:`replay` is valid until the next replay of any size, because all graphs share one memory pool.
+    The runner holds no tensor in that pool: the logits of all sizes and modes would add up to gigabytes.
     """
 
     def __init__(self, setup: GraphSetup, options: Any = None) -> None:
@@ -42,7 +42,7 @@ class CudaGraphRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every size and mode, largest first: smaller graphs then fit into the memory of larger ones."""
+        """Capture every size and mode, the largest first, so that smaller graphs fit into the memory of larger ones."""
         keys: list[Key] = [(size, mode) for size in reversed(self._sizes) for mode in self._setup.modes]
         report = self._setup.progress
         finished = report("Capturing graphs", len(keys)) if report is not None and keys else None
@@ -60,7 +60,7 @@ class CudaGraphRunner:
         self._platform.synchronize()
         graph, output, pool = self._platform.capture(step, pool)
         lease = Lease()
-        # The graph goes when neither the runner nor anybody who kept an output needs its memory any more.
+        # The graph is freed when neither the runner nor a caller that kept an output needs its memory.
         weakref.finalize(lease, graph.close).atexit = False
         kept = StepOutput(borrowed(output.logits, lease), borrowed(output.next_tokens, lease))
         self._graphs[key] = _Recorded(graph, kept)
@@ -71,16 +71,18 @@ class CudaGraphRunner:
         batch.padded_size = padded_size(batch, self._sizes)
 
     def can_replay(self, batch: BatchLike) -> bool:
-        """Is there a graph of this batch's padded size and sampling mode?"""
+        """True if there is a graph of this batch's padded size and sampling mode."""
         return batch.phase == "decode" and (batch.padded_size, batch.mode) in self._graphs
 
     def replay(self, batch: BatchLike) -> StepOutput:
-        """Run the recorded step of ``batch.padded_size`` rows; valid until the next replay."""
+        """Replay the captured step of ``batch.padded_size`` rows. The result is valid until the next replay."""
         self._host.prepare_replay(batch)
         graph, output = self._graphs[batch.padded_size, batch.mode]
         graph.replay()
         return output
 
     def close(self) -> None:
-        """Drop all graphs. Their memory goes with them, or with the last of their outputs that somebody still holds."""
+        """Free all graphs. Their memory is freed with them, or with the last of their outputs that a caller still
+        holds.
+        """
         self._graphs.clear()

@@ -17,21 +17,23 @@ _FLAGS = ("-shared", "-O3", "-std=c++17", "-Xcompiler", "-fPIC", "-I", str(CSRC)
 
 
 def compile_kernels(sm: int) -> Path:
-    """The library of all kernels for compute capability ``sm`` (such as 90). Raises :class:`CannotRun`."""
+    """The library of all kernels for compute capability ``sm`` (such as 90). Raises :class:`CannotRun` if it cannot be
+    built.
+    """
     arch = ("-gencode", f"arch=compute_{sm},code=sm_{sm}")
     sources = sorted(path for path in CSRC.rglob("*") if path.suffix in {".cu", ".cuh", ".h"})
     return compile_source(f"CUDA kernels for sm_{sm}", ("nvcc", *_FLAGS, *arch), CSRC / "launch.cu", sources)
 
 
 def probe(facts: Mapping[str, Any]) -> None:
-    """Compile for the device, so that a compiler that cannot is a reason to choose another backend."""
+    """Compile for the device, so that a failing compiler is a reason to choose another backend."""
     compile_kernels(facts["device"]["sm"])
 
 
 def compile_source(what: str, command: Sequence[str], source: Path, key_files: Sequence[Path]) -> Path:
-    """``command source -o`` a library, unless this compiler has made it of these files before.
+    """Run ``command source -o LIBRARY``, unless the cache has the library of this compiler and these files.
 
-    Announced on standard error. Raises :class:`CannotRun` with the compiler's first error.
+    A compilation is announced on standard error. Raises :class:`CannotRun` with the compiler's first error.
     """
 
     def compile_to(target: Path) -> None:

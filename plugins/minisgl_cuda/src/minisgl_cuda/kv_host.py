@@ -1,4 +1,4 @@
-"""Comparing tokens on the host, for the radix tree: C++ where a compiler is at hand, else NumPy."""
+"""Comparison of tokens on the host, for the radix tree: in C++ if there is a compiler, else in NumPy."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def match_function() -> Callable[[np.ndarray, np.ndarray], int]:
     try:
         return _compiled()
     except (CannotRun, OSError) as error:
-        with contextlib.suppress(OSError):  # a standard error that takes nothing
+        with contextlib.suppress(OSError):  # standard error is not writable
             print(f"minisgl: tokens are compared with NumPy, not C++: {error}", file=sys.stderr)
         return numpy_match_len
 
 
 def numpy_match_len(a: np.ndarray, b: np.ndarray) -> int:
-    """The same without a compiler."""
+    """The NumPy version, for machines without a compiler."""
     shared = min(len(a), len(b))
     different = a[:shared] != b[:shared]
     first = int(different.argmax()) if shared else 0

@@ -17,7 +17,7 @@ __all__ = ["TritonKVKernels"]
 
 
 class TritonKVKernels:
-    """Any dtype; new rows are converted to the pool's first where they differ."""
+    """KV kernels for any dtype; new rows are converted to the dtype of the pool first."""
 
     def __init__(self, setup: KVSetup, options: object = None) -> None:
         self._match = match_function()
@@ -41,4 +41,4 @@ class TritonKVKernels:
         return self._match(a, b)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

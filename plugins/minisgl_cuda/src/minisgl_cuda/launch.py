@@ -1,4 +1,4 @@
-"""Launching kernels of the CUDA sources. Whatever can be decided once is decided in :meth:`Launcher.prepare`."""
+"""Launches kernels of the CUDA sources. Everything that can be decided once is decided in :meth:`Launcher.prepare`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ __all__ = ["Alive", "CompiledLauncher", "Kernel", "Launcher", "Run", "Shape"]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A template of the CUDA sources. ``fields``: those of its one argument, a struct, all 8 bytes, pointers first."""
+    """A kernel template of the CUDA sources.
+
+    ``fields``: the fields of its only argument, a struct; each has 8 bytes, and pointers come first.
+    """
 
     template: str
     fields: tuple[str, ...]
     floats: frozenset[str] = frozenset()
-    """Fields that are doubles; the others are integers and pointers."""
+    """Fields that are doubles; the others are integers or pointers."""
 
     def instance(self, arguments: str) -> str:
         """The name of a kernel, such as ``ns::kernel<float, 4>``."""
@@ -35,12 +38,12 @@ class Kernel:
 
     @property
     def layout(self) -> str:
-        """In the notation of :mod:`struct`."""
+        """The layout of the struct in the notation of :mod:`struct`."""
         return "".join("d" if name in self.floats else "q" for name in self.fields)
 
 
 class Shape(NamedTuple):
-    """A launch: ``blocks`` of ``rows`` rows, each worked on by ``lanes`` threads."""
+    """A launch shape: ``blocks`` of ``rows`` rows, each processed by ``lanes`` threads."""
 
     blocks: int
     lanes: int
@@ -62,10 +65,10 @@ class Launcher(Protocol):
 
 
 class CompiledLauncher:
-    """The GPU. ``dependent``: programmatic dependent launches (compute capability 9.0 or newer)."""
+    """Launches on the GPU. ``dependent``: programmatic dependent launches (compute capability 9.0 or newer)."""
 
     def __init__(self, platform: Platform, dependent: bool | None = None) -> None:
-        # PyDLL keeps the interpreter's lock: a launch is shorter than handing it over and waiting to get it back.
+        # PyDLL keeps the interpreter lock: releasing and reacquiring it takes longer than a launch.
         library = ctypes.PyDLL(str(compile_kernels(platform.sm)))
         self._stream = platform.stream_handle
         self._dependent = int(platform.sm >= 90 if dependent is None else dependent)
@@ -99,7 +102,7 @@ Thing = TypeVar("Thing")
 
 
 class Alive(Generic[Thing]):
-    """Things by number, for operations, which take tensors and numbers only. An entry lives as long as its owner."""
+    """Objects by number, for operations that accept only tensors and numbers. An entry lives as long as its owner."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -107,7 +110,7 @@ class Alive(Generic[Thing]):
         self.find = self._things.__getitem__
 
     def add(self, owner: object, thing: Thing) -> int:
-        """The thing's number. It must not hold its owner."""
+        """Register an object and return its number. The object must not refer to its owner."""
         number = next(self._numbers)
         self._things[number] = thing
         weakref.finalize(owner, self._things.pop, number, None)

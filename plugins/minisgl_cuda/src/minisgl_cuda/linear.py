@@ -1,4 +1,4 @@
-"""Linear backend ``skinny``: our own kernel where few rows meet a weight and it was measured faster, else cuBLAS."""
+"""Linear backend ``skinny``: our kernel where few rows of x were measured faster with it, else cuBLAS."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 __all__ = ["FUSED_PARTS", "SkinnyLinear"]
 
 FUSED_PARTS: Final = {(True, False): "norm", (False, True): "act", (True, True): "norm+act"}
-"""Parts of a tile file, by what a product takes in: a norm, an activation."""
+"""Names of the parts of a tile file, by what is fused: a norm, an activation."""
 
 
 class Prepared(NamedTuple):
-    """A weight, as our kernel and as the library's product want it: one storage."""
+    """A weight for our kernel and for the library's product, in one storage."""
 
     weight: torch.Tensor
     """(N, K)"""
     transposed: torch.Tensor
     """(K, N)"""
     tiles: tuple[list[int], ...]
-    """By number of rows, up to ``MAX_ROWS``; [] = the library's product"""
+    """Tiles by number of rows, up to ``MAX_ROWS``; [] = the library's product."""
 
 
 class SkinnyLinear:
-    """Chooses per (N, K, M): the tile table of this compute capability, measured by ``benchmarks/gpu_linear.py``.
+    """Chooses between kernel and library per (N, K, M), from the tile table of this compute capability.
 
-    Weights that were not measured go to cuBLAS, but for single rows where the table is uniform about weights of
-    similar size (:meth:`TileTable.choose`). A device without a table of its own gets cuBLAS only.
+    The table is measured by ``benchmarks/gpu_linear.py``. Weights that were not measured use cuBLAS, except for single
+    rows where the table is uniform for weights of similar size (:meth:`TileTable.choose`). A device without a table
+    uses cuBLAS only.
     """
 
     def __init__(self, setup: LinearSetup, options: SkinnyOptions | None = None) -> None:
@@ -53,8 +54,8 @@ class SkinnyLinear:
         self._fuse = frozenset(options.fuse)
 
     def prepare_weights(self, weight: torch.Tensor) -> Prepared:
-        """(N, K), used as it is."""
-        # A dependent launch reads it without waiting for the kernels before.
+        """The weight (N, K), used unchanged."""
+        # A dependent launch reads the weight without waiting for earlier kernels.
         if self._platform is not None:
             self._platform.synchronize()
         n, k = weight.shape
@@ -71,11 +72,13 @@ class SkinnyLinear:
             out = x.new_empty((rows, weights.weight.shape[0]))
             skinny_linear(out, x, weights.weight, bias, *tile, self._dependent)
             return out
-        # What torch's ``linear`` comes down to; transposing in each call would cost the host more than all around it.
+        # The core of torch's ``linear``: transposing in each call would dominate the host time.
         return torch.mm(x, weights.transposed) if bias is None else torch.addmm(bias, x, weights.transposed)
 
     def fused_rows(self, weights: Prepared, norm: bool, act: bool) -> int:
-        """Up to how many rows it was measured faster to take these neighbours in; on other weights it may be slower."""
+        """The largest number of rows for which fusing these operations was measured to be faster; other weights may be
+        slower.
+        """
         wanted = {op for op, asked in (("add_rms_norm", norm), ("act_and_mul", act)) if asked}
         if not wanted or not wanted <= self._fuse:
             return 0
@@ -111,4 +114,4 @@ class SkinnyLinear:
         return inner, total
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

@@ -17,7 +17,9 @@ _MODES: dict[SamplingMode, int] = {"greedy": sample.GREEDY, "random": sample.RAN
 
 
 class CudaOps:
-    """float32 inside. x, residual and qkv are overwritten where the protocol allows it."""
+    """Layer operations, computed in float32. ``x``, ``residual`` and ``qkv`` are overwritten where the protocol allows
+    it.
+    """
 
     def __init__(self, setup: OpsSetup, options: Any = None) -> None:
         self._all_reduce = setup.comm.all_reduce
@@ -65,4 +67,4 @@ class CudaOps:
         return out
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

@@ -1,4 +1,4 @@
-"""What minisgl-cuda offers: plain records, nothing heavy is imported here."""
+"""The backends of minisgl-cuda, as plain records; nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def minisgl_graph_runners() -> list[BackendSpec]:
 
 @hookimpl
 def minisgl_kv_kernels() -> list[BackendSpec]:
-    """Row scatter and gather: CUDA C++ where a compiler is at hand, else Triton."""
+    """Row scatter and gather: in CUDA C++ if there is a compiler, else in Triton."""
     return [
         BackendSpec(
             role="kv",
@@ -88,7 +88,7 @@ def minisgl_attention_backends() -> list[BackendSpec]:
             factory="minisgl_cuda.attention:CudaDecodeAttention",
             requires=("import:triton",),
             options="minisgl_cuda.options:DecodeOptions",
-            # A box per dtype: queries and cache must agree.
+            # A capability set per dtype: queries and cache must have the same.
             caps=tuple(
                 Caps(
                     devices=("cuda",),
@@ -128,7 +128,7 @@ _OPS_CAPS = Caps(
 
 @hookimpl
 def minisgl_layer_ops() -> list[BackendSpec]:
-    """The operations between the matrix products, fused: in CUDA C++ where a compiler is at hand, else in Triton."""
+    """The fused operations between matrix products: in CUDA C++ if there is a compiler, else in Triton."""
     return [
         BackendSpec(
             role="ops",
@@ -138,7 +138,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
             probe="minisgl_cuda.kv_build:probe",
             requires=("exec:nvcc",),
             caps=tuple(
-                # Rows are stored as they are: the pool is of the model's dtype.
+                # Rows are stored without conversion: the pool has the model's dtype.
                 replace(_OPS_CAPS, dtypes=(dtype,), kv_dtypes=(dtype,), ops=_LAYER_OPS, per_row_seed=False)
                 for dtype in _FLOATS
             ),
@@ -160,7 +160,7 @@ def minisgl_layer_ops() -> list[BackendSpec]:
 
 @hookimpl
 def minisgl_linears() -> list[BackendSpec]:
-    """Matrix products of few rows, where the memory bandwidth decides."""
+    """Matrix products of few rows, which are bound by memory bandwidth."""
     return [
         BackendSpec(
             role="linear",

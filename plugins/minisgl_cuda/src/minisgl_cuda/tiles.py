@@ -14,7 +14,7 @@ Entries = Mapping[str, Sequence[tuple[int, list[int]]]]
 
 
 class TileTable:
-    """What a benchmark found fastest, by weight shape and number of rows."""
+    """The fastest tiles in a benchmark, by weight shape and number of rows."""
 
     def __init__(self, entries: Entries) -> None:
         self._entries: dict[tuple[int, int], tuple[list[int], list[list[int]]]] = {}
@@ -24,7 +24,7 @@ class TileTable:
 
     @classmethod
     def load(cls, name: str, part: str = "tiles") -> TileTable:
-        """A part of the file that this package ships under a name; empty if it ships none."""
+        """One part of a shipped file, by name; empty if there is no such file."""
         file = files(__package__) / "tiles" / f"{name}.json"
         return cls(json.loads(file.read_text()).get(part, {}) if file.is_file() else {})
 
@@ -39,8 +39,8 @@ class TileTable:
     def choose(self, n: int, k: int, rows: int) -> list[int]:
         """The tile for ``rows`` rows on an (n, k) weight; [] = the library's product.
 
-        A weight that was not measured gets a kernel for one row only, and only where every measured weight of half to
-        twice its size, and at least two of them, has one: the tile of the nearest in size.
+        A weight that was not measured gets a kernel for one row only: the tile of the weight closest in size, if every
+        measured weight of half to twice its size has one, and there are at least two of them.
         """
         measured = self.find(n, k, rows)
         if measured is not None:
@@ -55,7 +55,9 @@ class TileTable:
         return found[0] or [] if len(found) > 1 and all(found) else []
 
     def most_rows(self, n: int, k: int) -> int:
-        """Up to how many rows an (n, k) weight has a tile for each number; 0 if it was not measured."""
+        """The largest M such that an (n, k) weight has a tile for every number of rows up to M; 0 if it was not
+        measured.
+        """
         most = 0
         for limit, tile in zip(*self._entries.get((n, k), ([], [])), strict=True):
             if not tile:

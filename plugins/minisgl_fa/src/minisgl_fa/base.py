@@ -1,7 +1,7 @@
-"""What the three FlashAttention generations share: everything but :meth:`forward`.
+"""The common part of the three FlashAttention generations: everything except :meth:`forward`.
 
-They run from device tensors alone: no host plan, so a captured step needs nothing but its replay. Shapes: T tokens,
-B rows, H query heads, K kv heads, D head_dim, P pages, S page_size.
+They read only device tensors. There is no host plan, so a captured step needs only its replay. Shapes: T tokens, B
+rows, H query heads, K kv heads, D head_dim, P pages, S page_size.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class FlashAttention:
         """Nothing to plan."""
 
     def update_metadata(self, batch: BatchLike) -> None:
-        """Nothing to derive, unless a generation needs it."""
+        """Nothing, unless a generation overrides it."""
 
     def _window(self, facts: LayerFacts) -> int | None:
-        """Keys to the left of a query's own that it sees; None = all of them."""
+        """Number of keys to the left of its own that a query sees; None = all of them."""
         if facts.window is None or facts.window >= self._setup.max_seq_len:
             return None
         return facts.window - 1
 
     @staticmethod
     def _longest(view: BatchView) -> int:
-        """Tokens that the page table has room for: what the libraries take for the longest length."""
+        """Capacity of the page table in tokens, which the libraries use as the longest length."""
         return view.page_ids_device.shape[1] * view.page_size
 
     def init_capture_graph(self, max_seq_len: int, bs_list: tuple[int, ...]) -> None:
@@ -58,5 +58,5 @@ class FlashAttention:
         """Nothing to plan."""
 
     def close(self) -> None:
-        """Let go of the pool."""
+        """Release the pool."""
         self._caches = []

@@ -28,7 +28,7 @@ class FlashAttention2(FlashAttention):
         self._library: Any = import_module("flash_attn.flash_attn_interface")
 
     def update_metadata(self, batch: BatchLike) -> None:
-        """Prefill is told the kv lengths as a prefix sum (B+1)."""
+        """Compute the kv lengths as a prefix sum (B+1), for prefill."""
         if batch.phase == "prefill":
             sums = batch.view.kv_lens_device.cumsum(0, dtype=torch.int32)
             batch.scratch[_CU_KV] = functional.pad(sums, (1, 0))

@@ -1,10 +1,10 @@
 """FlashAttention 3 on Hopper: any page size, split-KV decode, packed GQA.
 
 The kernels zero-fill what they load beyond a row's end, with one exception: prefill over pages that are a multiple of
-its key block goes through TMA, which brings in whole pages. Their unused tail is multiplied by zero and must be finite.
+its key block uses TMA, which loads whole pages. Their unused tail is multiplied by zero and must be finite.
 
-Layers call the library's operator, not its public functions: these pass through two more layers of Python, made for
-training, which cost the host more than all else that a layer does (measured on an H200: 190 us a call).
+Layers call the library's operator instead of its public functions, which add two layers of Python made for training.
+These cost the host more than everything else in a layer (measured on an H200: 190 us per call).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _UNPAGED = "attention:fa/unpaged"
 _CALLS = "attention:fa/calls"
 _UNBOUNDED = (-1, -1)
 _NAMESPACES: Final = ("flash_attn_3_gpu", "flash_attn_3_cuda")
-"""What the library calls its operators, newest name first."""
+"""The library's names of its operators, newest first."""
 _GIVEN: Final = (
     *("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "max_seqlen_q", "max_seqlen_k", "page_table", "softmax_scale"),
     *("is_causal", "window_size_left", "window_size_right", "scheduler_metadata", "num_splits", "pack_gqa"),
 )
-"""The operator's arguments that a call names."""
+"""The arguments of the operator that a call passes by name."""
 
 
 class FlashAttention3(FlashAttention):
-    """``flash_attn_interface``: paged rows, or rows as they come where all keys of a pass are new."""
+    """``flash_attn_interface``, on paged rows, or on the new rows alone if they are all keys of a pass."""
 
     def __init__(self, setup: AttentionSetup, options: FlashAttentionOptions | None = None) -> None:
         super().__init__(setup, options)
@@ -48,14 +48,15 @@ class FlashAttention3(FlashAttention):
         self._kinds = tuple(dict.fromkeys(setup.layers))
 
     def prepare_metadata(self, batch: BatchLike) -> None:
-        """Has no row of a prefill pass anything in the pool? Then its keys need not be fetched from there."""
+        """Check whether no row of a prefill pass has a cached prefix; its keys then need not be read from the pool."""
         view = batch.view
         fresh = batch.phase == "prefill" and view.q_lens_host is not None and view.q_lens_host == view.kv_lens_host
         batch.scratch[_UNPAGED] = fresh and self._options.unpaged_prefill
 
     def update_metadata(self, batch: BatchLike) -> None:
-        """What each layer's call is told beside q, k and v. Layers with the same facts share it, those of one window
-        share a tile schedule.
+        """Build the arguments of each layer's call other than q, k and v.
+
+        Layers with the same facts share them, and those with the same window share a tile schedule.
         """
         unpaged = batch.scratch.get(_UNPAGED, False)
         schedules: dict[tuple[int, int], torch.Tensor] = {}
@@ -109,7 +110,7 @@ class FlashAttention3(FlashAttention):
         return rows if decode else {**rows, "cu_seqlens_q": view.cu_q_device, "max_seqlen_q": view.max_q}
 
     def _schedule(self, batch: BatchLike, window: tuple[int, int]) -> torch.Tensor:
-        # Every argument must be what the call itself will be told or find out, or the schedule is for another kernel.
+        # Every argument must equal that of the call itself, or the schedule would be for another kernel.
         s, view = self._setup, batch.view
         decode = batch.phase == "decode"
         schedule: torch.Tensor = self._library.get_scheduler_metadata(
@@ -139,7 +140,7 @@ class FlashAttention3(FlashAttention):
 
 
 class Operator:
-    """The library's forward operator. Raises :class:`CannotRun` for a library that has none of this kind."""
+    """The library's forward operator. Raises :class:`CannotRun` if the library has no such operator."""
 
     def __init__(self, library: Any) -> None:
         space = next((found for name in _NAMESPACES if (found := getattr(library, name, None)) is not None), None)
@@ -153,8 +154,10 @@ class Operator:
             raise _refusal(f"one without {', '.join(missing)}")
 
     def after_qkv(self, **given: Any) -> tuple[Any, ...]:
-        """What follows q, k and v in a call: operators are called by position, which is the cheapest way, and versions
-        differ in how many arguments they have. The last one given is the last one passed.
+        """The arguments after q, k and v in a call.
+
+        Operators are called by position, which is the fastest way, and versions differ in their number of arguments.
+        The last argument given is the last one passed.
         """
         rest = list(self._defaults)
         for name, value in given.items():

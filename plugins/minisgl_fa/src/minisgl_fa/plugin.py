@@ -1,6 +1,6 @@
-"""What minisgl-fa offers: plain records, nothing heavy is imported here.
+"""The backends of minisgl-fa, as plain records; nothing heavy is imported here.
 
-One name, three variants: which FlashAttention serves a device follows from the device and from what is installed.
+There is one name with three variants: the device and the installed libraries decide which FlashAttention is used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FA2 = Caps(
 
 
 def _per_dtype(caps: Caps) -> tuple[Caps, ...]:
-    """Queries and cache must be of one dtype."""
+    """One capability set per dtype, because queries and cache must have the same."""
     return tuple(replace(caps, dtypes=(dtype,), kv_dtypes=(dtype,)) for dtype in _HALF)
 
 

@@ -1,9 +1,9 @@
-"""FlashInfer attention: a plan on the host once per batch and kind of layer, a run per layer.
+"""FlashInfer attention: one host plan per batch and kind of layer, one run per layer.
 
-Layers that differ in scale, window or softcap need plans of their own. Eager batches take the wrappers of their phase
-in turn, one set per batch in flight, so that planning the next batch leaves the last one's plan alone. In a captured
-decode step the page list is derived on the device, inside the graph; only the division of work comes from the host,
-and all captured sizes share one copy of the page list. Shapes: T tokens, B rows, P pages of a row, S page_size.
+Layers that differ in scale, window or softcap need separate plans. Eager batches use the wrappers of their phase in
+turn, one set per batch in flight, so that planning the next batch does not overwrite the last one's plan. In a captured
+decode step the page list is derived on the device, inside the graph; only the division of work comes from the host, and
+all captured sizes share one copy of the page list. Shapes: T tokens, B rows, P pages of a row, S page_size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["FlashInferAttention"]
 
 _PLANNED = "attention:flashinfer/planned"
 _GRAPH_PLAN_BYTES: Final = 1 << 20
-"""Of a captured decode's division of work: a few int32 per tile, and there are about as many tiles as blocks."""
+"""Bytes of a captured decode's division of work: a few int32 per tile, and there are about as many tiles as blocks."""
 
 
 class FlashInferAttention:
@@ -93,7 +93,7 @@ class FlashInferAttention:
         return pages
 
     def update_metadata(self, batch: BatchLike) -> None:
-        """In a captured step: the page list, from the lengths that the device holds by then."""
+        """In a captured step: derive the page list from the lengths on the device."""
         if batch.captured:
             view, rows = batch.view, batch.padded_size
             indptr, last = self._indptr[: rows + 1], self._last_page_len[:rows]
@@ -109,7 +109,9 @@ class FlashInferAttention:
     # Captured decode.
 
     def init_capture_graph(self, max_seq_len: int, bs_list: tuple[int, ...]) -> None:
-        """One page list for all sizes, one plan buffer per kind of layer: a stream runs one graph at a time."""
+        """Allocate one page list for all sizes and one plan buffer per kind of layer: a stream runs one graph at a
+        time.
+        """
         rows, device = max(bs_list), self._setup.device
         width = -(-max_seq_len // self._setup.page_size)
         self._indptr = torch.zeros(rows + 1, dtype=torch.int32, device=device)
@@ -122,7 +124,7 @@ class FlashInferAttention:
         self._graph_workspace = self._workspace.new_zeros(size) if too_small else self._workspace
 
     def prepare_for_capture(self, batch: BatchLike) -> None:
-        """Plan for rows of one page, which the capture's dummy rows are. Modes of one size share their wrappers."""
+        """Plan for rows of one page, as the dummy rows of a capture are. Modes of one size share their wrappers."""
         rows = batch.padded_size
         if rows not in self._graphs:
             self._graphs[rows] = [
@@ -149,13 +151,13 @@ class FlashInferAttention:
         return CapturedDecode(s, facts, wrapper, self._library.fast_decode_plan, self._pages)
 
     def prepare_for_replay(self, batch: BatchLike) -> None:
-        """Divide this batch's work anew."""
+        """Divide the work of this batch."""
         host = HostPages.of(batch.view)
         for decode in self._graphs[batch.padded_size]:
             decode.replan(host)
 
     def close(self) -> None:
-        """Drop wrappers, buffers and the pool."""
+        """Release wrappers, buffers and the pool."""
         self._graphs.clear()
         self._graph_plans, self._caches = [], []
         self._prefills, self._decodes = iter(()), iter(())
@@ -164,6 +166,6 @@ class FlashInferAttention:
 
 
 def _effective(facts: LayerFacts, max_seq_len: int) -> LayerFacts:
-    """A window that no sequence outgrows is none: the kernel without one exists prebuilt."""
+    """Drop a window that no sequence exceeds: the kernel without a window is prebuilt."""
     hides_something = facts.window is not None and facts.window < max_seq_len
     return facts if hides_something else replace(facts, window=None)

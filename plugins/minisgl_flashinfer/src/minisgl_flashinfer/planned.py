@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers, each with the guard that its pinned staging memory needs.
+"""FlashInfer's wrappers, with the synchronization that their pinned staging memory needs.
 
 Shapes: T tokens, B rows, H query heads, K kv heads, D head_dim, S page_size.
 """
@@ -20,7 +20,7 @@ __all__ = ["CapturedDecode", "EagerDecode", "EagerPrefill", "HostPages", "Planne
 
 
 class HostPages(NamedTuple):
-    """FlashInfer's page list without the pages, on the host, int32."""
+    """The host part of FlashInfer's page list, int32."""
 
     indptr: torch.Tensor
     """(B+1,) prefix sum of the rows' page counts"""
@@ -30,7 +30,7 @@ class HostPages(NamedTuple):
 
     @classmethod
     def of(cls, view: BatchView) -> HostPages:
-        """From the host lengths, padded rows included."""
+        """Compute it from the host lengths, padded rows included."""
         if view.kv_lens_host is None:
             raise RuntimeError("attention:flashinfer plans on the host: it needs a batch with host lengths")
         lens = np.array(view.kv_lens_host, dtype=np.int32)
@@ -42,7 +42,7 @@ class HostPages(NamedTuple):
 
 
 def plan_arguments(setup: AttentionSetup, facts: LayerFacts) -> dict[str, Any]:
-    """What every plan of layers with these facts says. FlashInfer counts the keys left of the query's own."""
+    """The arguments of every plan for layers with these facts. FlashInfer counts the keys left of the query's own."""
     return {
         "sm_scale": facts.scale,
         "window_left": -1 if facts.window is None else facts.window - 1,
@@ -53,8 +53,10 @@ def plan_arguments(setup: AttentionSetup, facts: LayerFacts) -> dict[str, Any]:
 
 
 class Planned:
-    """One wrapper. A plan is worked out in the wrapper's pinned memory and copied from there to its workspace without a
-    wait: the memory may be written again only after that copy, so each plan waits for the event of the one before.
+    """One wrapper.
+
+    A plan is computed in the wrapper's pinned memory and copied to its workspace asynchronously. The memory must not be
+    written before that copy is done, so each plan waits for the event of the previous one.
     """
 
     def __init__(self, setup: AttentionSetup, facts: LayerFacts, wrapper: Any) -> None:
@@ -98,10 +100,10 @@ class EagerDecode(Planned):
 
 
 class CapturedDecode(Planned):
-    """One query per row, over fixed buffers that the captured step fills itself. The host only divides the work.
+    """One query per row, over fixed buffers that the captured step fills; the host only divides the work.
 
-    Keys may always be split: with ``disable_split_kv`` a tensor-core plan of a graph says nothing about the tiles past
-    the last row, and the kernel would take their rows from whatever the staging memory held.
+    Keys may always be split: with ``disable_split_kv`` a tensor-core plan of a graph leaves the tiles past the last row
+    undefined, and the kernel would read their rows from stale staging memory.
     """
 
     def __init__(
@@ -116,11 +118,11 @@ class CapturedDecode(Planned):
         self._fast_plan, self._pages = fast_plan, pages
 
     def plan(self, host: HostPages) -> None:
-        """Before the capture: also loads the kernels and fixes the grid."""
+        """Plan before the capture; also loads the kernels and fixes the grid."""
         self._plan(self._wrapper.plan, host.indptr, self._pages[: host.total], host.last_page_len)
 
     def replan(self, host: HostPages) -> None:
-        """Before a replay. The fast plan leaves the buffers alone and copies the division only."""
+        """Plan before a replay. The fast plan leaves the buffers unchanged and copies only the division of work."""
         self._plan(self._replan, host.indptr, self._pages, host.last_page_len)
 
     def _replan(self, *positional: Any, **arguments: Any) -> None:

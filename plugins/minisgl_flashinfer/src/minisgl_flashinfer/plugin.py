@@ -1,4 +1,4 @@
-"""What minisgl-flashinfer offers: plain records, nothing heavy is imported here."""
+"""The backends of minisgl-flashinfer, as plain records; nothing heavy is imported here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """FlashInfer's sorting-free sampling as the op ``sample``. B rows, V vocabulary.
 
-It draws from probabilities with one seed for all rows, so what a request gets depends on its neighbours: the spec does
-not declare ``per_row_seed``. Which tokens may be drawn is decided exactly as the op says; where FlashInfer's filters
-keep or drop all tokens of one probability together, the ties are counted here.
+It draws from probabilities with one seed for all rows, so the result of a request depends on the other rows: the spec
+does not declare ``per_row_seed``. The set of tokens that may be drawn is exactly that of the op; where FlashInfer's
+filters keep or drop all tokens of one probability together, ties are resolved here.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ class FlashInferSampling:
         return torch.where(top.isnan(), -1, ids).to(torch.int32)
 
     def _draw(self, probs: torch.Tensor, args: SampleArgs) -> torch.Tensor:
-        """One token per row. Seeds and positions are summed up: the noise changes when those of any row do."""
+        """Draw one token per row. Seeds and positions are summed, so that the noise changes when those
+        of any row do.
+        """
         seeds = args.seed_lo.to(torch.int64) + (args.seed_hi.to(torch.int64) << 32)
         offset = args.positions.to(torch.int64).sum(0, keepdim=True)
         drawn: torch.Tensor = self._library.sampling_from_probs(probs, seed=seeds.sum(0, keepdim=True), offset=offset)
         return drawn
 
     def _filtered(self, probs: torch.Tensor, args: SampleArgs) -> torch.Tensor:
-        """(B, V) with 0 for what top-k, then top-p of the rest, then min-p exclude; rows sum to 1."""
+        """(B, V) with 0 for tokens that top-k, then top-p of the rest, then min-p exclude; rows sum to 1."""
         vocab = probs.shape[-1]
         top_k = torch.where((args.top_k <= 0) | (args.top_k > vocab), vocab, args.top_k).contiguous()
         kth = _smallest(probs, self._library.top_k_renorm_probs(probs, top_k) > 0)
@@ -64,7 +66,9 @@ class FlashInferSampling:
         return chosen / chosen.sum(-1, keepdim=True)
 
     def _nucleus(self, kept: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-        """The likeliest tokens whose sum reaches ``top_p`` of ``kept``'s; of equal ones the lower ids, at least one."""
+        """The most likely tokens whose sum reaches ``top_p`` of that of ``kept``; among equal ones the lower ids; at
+        least one.
+        """
         total = kept.sum(-1, keepdim=True)
         share = top_p[:, None] * total
         narrowed = self._library.top_p_renorm_probs(kept / total, top_p.contiguous())

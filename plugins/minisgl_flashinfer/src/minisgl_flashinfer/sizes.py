@@ -1,6 +1,6 @@
-"""What FlashInfer's planner will need, worked out before it is asked. H query heads, K kv heads, D head_dim, B rows.
+"""Computes the memory that FlashInfer's planner will need. H query heads, K kv heads, D head_dim, B rows.
 
-Its planner cuts keys into at most ``CTAS / K`` pieces per kv head, so partial results are bounded by the grid.
+The planner cuts keys into at most ``CTAS / K`` splits per kv head, so partial results are bounded by the grid.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MIB: Final = 1 << 20
 
 
 def use_tensor_cores(ratio: int, wanted: bool | None) -> bool:
-    """Which decode kernel serves ``ratio`` query heads per kv head: true = the prefill kernel, on tensor cores.
+    """True if ``ratio`` query heads per kv head use the prefill kernel, on tensor cores, for decode.
 
-    One of its tiles holds 16 query rows: with few of them filled it only adds work, and its plan takes longer.
+    One of its tiles holds 16 query rows. If few of them are used it only adds work, and its plan takes longer.
     """
     if ratio not in CUDA_CORE_RATIOS:
         return True
@@ -29,18 +29,18 @@ def use_tensor_cores(ratio: int, wanted: bool | None) -> bool:
 
 
 def workspace_bytes(q_heads: int, kv_heads: int, head_dim: int, mib: int | None) -> int:
-    """Device memory for partial results: float32 rows and their sums of a prefill that fills the grid by splitting.
+    """Device memory for partial results: float32 rows and their sums, of a prefill that fills the grid by splitting.
 
     H = 32, K = 8, D = 128: 32 * (320 / 8) tiles * 128 rows * 129 * 4 bytes = 81 MiB, so 128.
     """
     if mib is not None:
         return mib * _MIB
-    pieces = -(-_CTAS // kv_heads)
-    return max(128 * _MIB, q_heads * pieces * _PREFILL_TILE * (head_dim + 1) * 4)
+    splits = -(-_CTAS // kv_heads)
+    return max(128 * _MIB, q_heads * splits * _PREFILL_TILE * (head_dim + 1) * 4)
 
 
 def decode_partials(rows: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
-    """Bytes that a captured tensor-core decode of ``rows`` rows sets aside, whether it splits any keys or not."""
+    """Bytes that a captured tensor-core decode of ``rows`` rows reserves, whether or not it splits keys."""
     packed = q_heads // kv_heads
     tile = 16 if packed <= 16 else 64 if packed <= 64 else 128
     tiles = max(-(-_CTAS // kv_heads), -(-rows * packed // tile) + rows)

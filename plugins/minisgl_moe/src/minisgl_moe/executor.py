@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["FusedMoE", "FusedWeights"]
 
 MOST_TOKENS = 16384
-"""More pass in turns: by then the products are bound by arithmetic, and the workspace stays below a gigabyte."""
+"""More tokens are processed in chunks: by then the products are bound by arithmetic, and the workspace stays below a
+gigabyte.
+"""
 
 
 class FusedWeights(NamedTuple):
-    """One layer's, as the kernels want them."""
+    """The weights of one layer in the layout of the kernels."""
 
     w13: torch.Tensor
     """(E, 2I, H), rows gate 0, up 0, gate 1, up 1, ..."""
@@ -32,7 +34,10 @@ class FusedWeights(NamedTuple):
 
 
 class FusedMoE:
-    """float32 accumulation; no atomics, so equal input gives equal bits. One workspace serves all layers in turn."""
+    """Experts in Triton, with float32 accumulation and without atomics, so that equal input gives equal bits.
+
+    One workspace serves all layers in turn.
+    """
 
     def __init__(self, setup: MoESetup, options: FusedMoEOptions | None = None) -> None:
         self._dtype, self._experts, self._top_k = setup.dtype, setup.num_experts, setup.top_k
@@ -56,8 +61,9 @@ class FusedMoE:
         self._aligned = Alignment.empty(pairs, setup.num_experts, setup.device)
 
     def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> FusedWeights:
-        """w13 (E, 2I, H), gate rows first, and w2 (E, H, I). Gate and up rows are interleaved in a copy: a block of
-        rows then holds both halves of what it computes.
+        """Copy w13 (E, 2I, H), gate rows first, with gate and up rows interleaved; w2 (E, H, I) is used unchanged.
+
+        A block of interleaved rows has both halves of its output.
         """
         experts, double, hidden = self._shape13
         for name, weight, shape in (("w13", w13, self._shape13), ("w2", w2, (experts, hidden, double // 2))):

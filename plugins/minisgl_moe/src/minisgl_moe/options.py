@@ -10,12 +10,12 @@ __all__ = ["FusedMoEOptions"]
 
 
 class FusedMoEOptions(BaseModel):
-    """Where tile sizes are looked up."""
+    """Where tile tables are searched."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tiles: DirectoryPath | None = None
-    """A folder of tile tables of your own, asked before those that come with the package."""
+    """A folder with your own tile tables, searched before those of the package."""
 
     @property
     def folders(self) -> tuple[Path, ...]:

@@ -23,7 +23,7 @@ class FusedRouting:
     def route(self, logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Router logits (T, E) -> ids (T, k) int32, weights (T, k) of the float32 softmax, largest first.
 
-        Of equal logits the lower expert comes first. A row that holds a NaN gets NaN weights and ids in range.
+        Of equal logits the lower expert comes first. A row with a NaN gets NaN weights and valid ids.
         """
         logits = logits if logits.stride(-1) == 1 else logits.contiguous()
         ids = logits.new_empty((logits.shape[0], top_k), dtype=torch.int32)
@@ -32,4 +32,4 @@ class FusedRouting:
         return ids, weights
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

@@ -1,7 +1,8 @@
-"""How the kernels cut their work: per number of tokens, from a measured table where there is one, else by rule.
+"""How the kernels split their work, by number of tokens: from a measured table if there is one, else by rule.
 
-Two ways to run the experts exist. ``pairs``: one program row per (token, expert) pair, matrix times vector, no sorting:
-for a handful of tokens. ``grouped``: pairs sorted by expert, matrix products of ``block_m`` rows of one expert each.
+Experts run in one of two ways. ``pairs``: one program row per (token, expert) pair, matrix times vector, without
+sorting, for a handful of tokens. ``grouped``: pairs sorted by expert, matrix products of ``block_m`` rows of one expert
+each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FORMAT: Final = 1
 
 
 class Tile(NamedTuple):
-    """One kernel's share of work per program, all integers, so that it passes through an operation's ``int[]``."""
+    """The share of work of one program, all integers, so that it can be passed as an operation's ``int[]``."""
 
     block_m: int
     """Pairs (rows) of one expert; 1 for the ``pairs`` kernels."""
@@ -31,7 +32,7 @@ class Tile(NamedTuple):
     block_k: int
     """Columns of the weight matrix per step."""
     group_m: int = 8
-    """Row blocks that share a stretch of weights in the L2 cache."""
+    """Row blocks that share a range of weights in the L2 cache."""
     warps: int = 4
     stages: int = 3
     """Loads in flight per program."""
@@ -51,7 +52,7 @@ class Tiling(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a table is measured for. ``arch`` is the compute capability times ten, 0 in the interpreter."""
+    """What a table was measured for. ``arch`` is the compute capability times ten, 0 in the interpreter."""
 
     arch: int
     dtype: str
@@ -67,7 +68,7 @@ class Geometry:
         return f"sm{self.arch}-{self.dtype}-e{self.experts}-k{self.top_k}-i{self.inner}-h{self.hidden}.json"
 
     def touched(self, tokens: int) -> float:
-        """Experts that ``tokens`` tokens are expected to need if each draws its own at random."""
+        """Expected number of experts that ``tokens`` tokens use if each draws its experts at random."""
         return self.experts * (1 - (1 - self.top_k / self.experts) ** tokens)
 
 
@@ -79,19 +80,21 @@ class Table:
     tilings: tuple[Tiling, ...]
 
     def at(self, tokens: int) -> Tiling:
-        """The entry nearest to ``tokens`` as a ratio."""
+        """The entry closest to ``tokens`` as a ratio."""
         after = bisect_left(self.tokens, tokens)
         near = range(max(0, after - 1), min(len(self.tokens), after + 1))
         return self.tilings[min(near, key=lambda i: abs(math.log(self.tokens[i] / tokens)))]
 
 
 def tiling_at(geometry: Geometry, tokens: int, table: Table | None) -> Tiling:
-    """How to run ``tokens`` tokens (at least 1)."""
+    """The tiling for ``tokens`` tokens (at least 1)."""
     return default_tiling(geometry, tokens) if table is None else table.at(tokens)
 
 
 def load_table(geometry: Geometry, folders: tuple[Path, ...]) -> Table | None:
-    """The first folder's table of this geometry. Raises ValueError, naming the file, where one cannot be used."""
+    """The table of this geometry from the first folder that has one. Raises ValueError that names the file if it is
+    unusable.
+    """
     for folder in folders:
         path = folder / geometry.file_name
         if path.is_file():
@@ -103,7 +106,7 @@ def load_table(geometry: Geometry, folders: tuple[Path, ...]) -> Table | None:
 
 
 def dump_table(tilings: Mapping[int, Tiling], **facts: Any) -> str:
-    """The text of a table file; ``facts`` say where its numbers come from."""
+    """The text of a table file; ``facts`` state the origin of its numbers."""
     entries = [
         {
             "tokens": tokens,
@@ -149,10 +152,10 @@ def _check(tile: Tile, grouped: bool) -> None:
 
 
 def default_tiling(geometry: Geometry, tokens: int) -> Tiling:
-    """A good guess without measurements.
+    """A tiling without measurements.
 
-    Few tokens are bound by reading each touched expert once: pairs, as long as they read hardly more than that, then
-    the narrowest blocks and deep loads. Many are bound by arithmetic: blocks as large as registers allow.
+    Few tokens are bound by reading each used expert once: pairs, as long as they read hardly more than that, then the
+    narrowest blocks and deep prefetching. Many tokens are bound by arithmetic: blocks as large as registers allow.
     """
     touched = geometry.touched(tokens)
     pairs = tokens * geometry.top_k

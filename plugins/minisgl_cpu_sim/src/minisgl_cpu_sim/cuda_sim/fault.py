@@ -58,7 +58,7 @@ class SimulatedFault(Exception):
     ) -> None:
         self.kind, self.kernel, self.where = kind, kernel, where
         self.access, self.size = access, size
-        """``read``, ``write`` or ``atomic``, of so many bytes; empty for barriers."""
+        """``read``, ``write`` or ``atomic`` with its size in bytes; empty for barriers."""
         self.buffer, self.offset = buffer, offset
         """The argument or shared array that was hit, or is nearest, and the byte offset from its begin."""
         self.extent = extent
@@ -84,7 +84,7 @@ class SimulatedFault(Exception):
             case "race":
                 return f"race: {touch} at {place} is not ordered with an access of {self.other}"
             case "uninitialised":
-                return f"{touch} at {place}, which nobody has written since the block began"
+                return f"{touch} at {place}, which has not been written since the block began"
             case "divergence":
                 return f"barrier that not all threads reach together: {self.detail}"
             case "stuck":

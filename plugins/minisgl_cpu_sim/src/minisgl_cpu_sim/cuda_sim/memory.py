@@ -18,7 +18,7 @@ Array = np.ndarray | torch.Tensor
 """On the host, of any strides that are not negative."""
 
 COPY_LIMIT = 64 * 2**20
-"""Larger spans are used in place: their pages may never have been touched, and nothing small lies beside them."""
+"""Larger spans are used in place: their pages may never have been touched, and no small span is next to them."""
 GAP = 16 * 2**20
 ALIGNMENT = 4096
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)

@@ -1,13 +1,13 @@
-"""Fakes of vendors' attention libraries, with their signatures and right results on CPU tensors.
+"""Fakes of vendors' attention libraries, with their signatures and correct results on CPU tensors.
 
-They are for tests of plugins: the plugin's own code runs unchanged, in an engine or in the conformance kit::
+They are meant for tests of plugins: the plugin's code runs unchanged, in an engine or in the conformance kit::
 
     def test_mine(monkeypatch):
         inject(monkeypatch, "flashinfer")
-        ...  # whatever imports flashinfer now gets the fake
+        ...  # every import of flashinfer now gets the fake
 
-They compute slowly and exactly, refuse what the real library would get wrong (:class:`VendorMisuse`), and say so if
-asked for what they do not compute (:class:`NotImplementedError`). A GPU test compares each with the real one.
+They compute slowly and exactly, refuse calls that the real library would get wrong (:class:`VendorMisuse`), and raise
+:class:`NotImplementedError` for what they do not compute. A GPU test compares each with the real one.
 """
 
 from .checks import VendorMisuse

@@ -43,7 +43,7 @@ def flash_attn_varlen_func(
     aux_tensors: list[torch.Tensor] | None = None,
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """q (T, H, D), k and v the (P, 128, K, D) caches -> new (T, H, D) and, if asked for, logsumexp (H, T)."""
+    """q (T, H, D), k and v the (P, 128, K, D) caches -> new (T, H, D) and, if requested, logsumexp (H, T)."""
     mods = ("score_mod", "mask_mod", "block_sparse_tensors", "aux_tensors", "cu_total_m_blocks", "cu_total_n_blocks")
     unused = dict.fromkeys(("cu_seqlens_k", "seqused_q", "learnable_sink", *mods))
     refuse_unless_default("flash_attn_varlen_func", unused, locals())

@@ -37,14 +37,14 @@ def inject(monkeypatch: _MonkeyPatch, *names: str) -> None:
 
 
 def on_cpu(spec: BackendSpec) -> BackendSpec:
-    """The spec as a fake serves it: on the CPU, with each box's dtypes, and with float32 on top of them."""
-    return replace(spec, requires=(), caps=tuple(_cpu_boxes(spec.caps)))
+    """The spec for a fake: on the CPU, with the dtypes of each capability set, and with float32 in addition."""
+    return replace(spec, requires=(), caps=tuple(_cpu_caps(spec.caps)))
 
 
-def _cpu_boxes(caps: tuple[Caps, ...]) -> Iterator[Caps]:
-    boxes = [replace(box, devices=("cpu",)) for box in caps]
-    yield from dict.fromkeys(replace(box, dtypes=("float32",), kv_dtypes=("float32",)) for box in boxes)
-    yield from boxes
+def _cpu_caps(caps: tuple[Caps, ...]) -> Iterator[Caps]:
+    on_cpu = [replace(one, devices=("cpu",)) for one in caps]
+    yield from dict.fromkeys(replace(one, dtypes=("float32",), kv_dtypes=("float32",)) for one in on_cpu)
+    yield from on_cpu
 
 
 def with_attention(
@@ -63,7 +63,7 @@ def with_attention(
 
 
 def _choice(spec: BackendSpec, distribution: str, page_size: int) -> dict[str, Any]:
-    box = spec.caps[0]
+    caps = spec.caps[0]
     return {
         "name": spec.name,
         "variant": spec.variant,
@@ -72,7 +72,7 @@ def _choice(spec: BackendSpec, distribution: str, page_size: int) -> dict[str, A
         "options_model": spec.options,
         "options": {},
         "page_size": page_size,
-        "host_plan": box.host_plan,
-        "finite_tail": box.finite_tail,
-        "graph": box.graph,
+        "host_plan": caps.host_plan,
+        "finite_tail": caps.finite_tail,
+        "graph": caps.graph,
     }

@@ -1,4 +1,4 @@
-"""Two runs of one step side by side: does the Python still ask for the operations that were recorded?"""
+"""Compares two runs of a step: does the Python code still request the recorded operations?"""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def compare_traces(recorded: Trace, shadow: Trace, names: Mapping[int, str]) -> 
 
 
 class _StorageMatch:
-    """Which storage of the shadow run stands for which recorded one."""
+    """Maps storages of the second run to the recorded ones."""
 
     def __init__(self, recorded: Trace, shadow: Trace, names: Mapping[int, str]) -> None:
         self._recorded, self._shadow, self._names = recorded, shadow, names
@@ -107,7 +107,7 @@ def _compare_shapes(old: TensorRef, new: TensorRef, was: OpRecord) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal as far as it can be told: tensors are compared elsewhere, foreign objects by type."""
+    """Equality where it can be decided: tensors are compared elsewhere, foreign objects by type."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float) and math.isnan(a):

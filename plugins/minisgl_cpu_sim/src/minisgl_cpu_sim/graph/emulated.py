@@ -44,7 +44,7 @@ class EmulatedGraph(Generic[T]):
 
         A capture runs the step (a device would not), so its effects on outside tensors happen ``warmup + 1`` times.
         ``pool``: memory to share with other graphs; replaying one of them overwrites what the others left there,
-        except tensors that somebody still holds. Raises :class:`GraphViolation` where an operation has no meaning in
+        except tensors that the caller still holds. Raises :class:`GraphViolation` where an operation has no meaning in
         a graph, and with ``strict`` at every host read too.
         """
         for _ in range(warmup):
@@ -83,7 +83,7 @@ class EmulatedGraph(Generic[T]):
             yield
 
     def close(self) -> None:
-        """Drop the operations and their memory. ``result`` stays with whoever holds it."""
+        """Free the operations and their memory. ``result`` stays with its holders."""
         self.trace, self._calls, self._program = Trace(), [], []
 
 

@@ -93,16 +93,16 @@ def _same_function(record: OpRecord) -> Callable[..., Any]:
 def _out_call(record: OpRecord, sinks: tuple[torch.Tensor, ...]) -> Call | None:
     """The form of the operation that writes into ``sinks``, if there is a function for it."""
     makes_from_nothing = any(argument.name == "pin_memory" for argument in record.op._schema.arguments)
-    settled = _FACTORY if makes_from_nothing else frozenset()
-    wanted = _without(_bind(record.op, record.args, record.kwargs), settled)
-    kwargs = {**_without(record.kwargs, settled), "out": sinks[0] if len(sinks) == 1 else sinks}
+    fixed = _FACTORY if makes_from_nothing else frozenset()
+    wanted = _without(_bind(record.op, record.args, record.kwargs), fixed)
+    kwargs = {**_without(record.kwargs, fixed), "out": sinks[0] if len(sinks) == 1 else sinks}
     for function in _candidates(record):
         seen = _first_dispatch(function, record.args, kwargs)
         if seen is None or seen.op.overloadpacket is not record.op.overloadpacket:
             continue
         outs = tuple(argument.name for argument in seen.op._schema.arguments if argument.is_out)
         written = tuple(seen.given[name] for name in outs)
-        if _same(written, sinks) and _same(_without(seen.given, settled.union(outs)), wanted):
+        if _same(written, sinks) and _same(_without(seen.given, fixed.union(outs)), wanted):
             return Call(function, record.args, kwargs, None)
     return None
 

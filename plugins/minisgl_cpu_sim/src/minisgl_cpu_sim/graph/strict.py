@@ -1,4 +1,4 @@
-"""The strict sanitiser: a replay beside a second run of the Python step, on the same inputs, compared as they go.
+"""The strict sanitiser: compares a replay with a second run of the Python step on the same inputs.
 
 In order: named buffers at their old addresses; input buffers against the host's own records; the step again, recorded
 in shadow and compared with the capture; a replay with NaN in everything that must not matter; then the real replay,
@@ -101,7 +101,7 @@ class StrictReplay(Generic[T]):
             self._before.clear()
 
     def _run_shadow(self) -> tuple[Trace, list[torch.Tensor]]:
-        """Run the Python step and compare what it asks for. Leaves the memory that it changed in ``_after``."""
+        """Run the Python step and compare its operations. Leaves the memory that it changed in ``_after``."""
         trace, result = record(self._step, checked=True, before_write=self._before.save)
         clean = [tensor.clone() for tensor in result_tensors(result)]
         del result
@@ -175,7 +175,7 @@ def check_inputs(expected: Expected) -> None:
 
 
 def _held(trace: Trace) -> list[tuple[int, weakref.ref[torch.Tensor]]]:
-    """What the run made and somebody still holds."""
+    """Tensors that the run created and that are still referenced."""
     outside = {_address(use.holder) for use in trace.storages if use.external}
     held = []
     for index, ref in trace.made:

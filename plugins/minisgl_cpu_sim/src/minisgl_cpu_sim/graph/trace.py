@@ -46,7 +46,7 @@ class TensorRef(NamedTuple):
 
 @dataclass(slots=True)
 class StorageUse:
-    """One storage of a trace. ``holder`` keeps it alive, so that its address stands for it."""
+    """One storage of a trace. ``holder`` keeps it alive, so that its address identifies it."""
 
     index: int
     external: bool

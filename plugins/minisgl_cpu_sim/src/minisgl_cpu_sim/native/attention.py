@@ -72,7 +72,7 @@ class NativeAttention:
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def bind_kv(self, pool: KVPool) -> None:
-        """Keep each layer's caches. The kernel steps through pages as runs of slots, whatever page size it is told."""
+        """Keep each layer's caches. The kernel treats pages as runs of slots, for any page size."""
         self._caches = [(pool.k_cache(layer), pool.v_cache(layer)) for layer in range(len(self._facts))]
         for pair in self._caches:
             for cache in pair:

@@ -1,4 +1,4 @@
-"""Compiles the C++ sources beside this file, once per machine, into the user's cache folder.
+"""Compiles the C++ sources in this folder, once per machine, into the user's cache folder.
 
 The library's name holds a hash of the sources, the flags and the CPU's features, and one of the compiler: a change of
 any of them compiles anew. Where no compiler works, what another one made of the same sources for such a CPU will do.
@@ -22,7 +22,7 @@ __all__ = ["build", "check", "compiler_command", "kernels_dir", "library"]
 
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread")
-_TRIAL = f'#include "{_SOURCES / "vec.h"}"\n#include <thread>\n'
+_PROBE_SOURCE = f'#include "{_SOURCES / "vec.h"}"\n#include <thread>\n'
 """The most demanding of the kernels' headers, in place of all kernels."""
 
 
@@ -115,8 +115,8 @@ def _try(command: tuple[str, ...]) -> None:
     """Compile and link very little."""
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            trial = [*command, "-shared", "-x", "c++", "-", "-o", f"{scratch}/trial.so"]
-            done = subprocess.run(trial, input=_TRIAL, capture_output=True, text=True, check=False)
+            probe = [*command, "-shared", "-x", "c++", "-", "-o", f"{scratch}/probe.so"]
+            done = subprocess.run(probe, input=_PROBE_SOURCE, capture_output=True, text=True, check=False)
     except OSError as error:
         raise _refusal(command, str(error)) from error
     _check(done.returncode, done.stderr, command)

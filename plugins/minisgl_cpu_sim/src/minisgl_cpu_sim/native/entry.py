@@ -19,7 +19,7 @@ DTYPE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As ``call.h`` numbers them."""
 
 threads = torch.get_num_threads
-"""Every kernel is told how many threads to use, so that ``torch.set_num_threads`` holds for it too."""
+"""Passes the number of threads to every kernel, so that ``torch.set_num_threads`` applies to it."""
 
 
 class Entry:

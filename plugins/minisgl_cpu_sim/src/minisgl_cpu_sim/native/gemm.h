@@ -10,7 +10,7 @@ namespace minisgl {
 constexpr int PANEL = 2 * LANES;  // columns of one tile of outer products
 constexpr int GROUP = 4 * PANEL;  // weight rows of a block: packed together, they share the x rows in the L1 cache
 constexpr int TILE_ROWS = 6;      // x rows of a tile: 6 * 2 accumulators + 2 weights + 1 x fill 16 registers
-constexpr int SKINNY = 16;        // up to so many x rows dot products beat packing
+constexpr int SKINNY = 16;        // up to this many x rows, dot products are faster than packing
 
 // n <= GROUP weight rows of float, bf16 or f16. y has room for n rounded up to PANEL columns.
 template <class W>

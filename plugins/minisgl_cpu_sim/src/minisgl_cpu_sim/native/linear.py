@@ -16,7 +16,7 @@ from .entry import DTYPE_CODES, kernel, threads
 __all__ = ["NativeLinear"]
 
 _SKINNY = 16
-"""As ``gemm.h`` has it: up to so many rows our kernel is bound by reading the weights."""
+"""As in ``gemm.h``: up to this number of rows the kernel is bound by reading the weights."""
 
 
 def _linear(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 // Work shared by threads: items are claimed one by one, and the caller waits for items, not for threads.
 //
 // On a machine with other work a thread may be without a core for milliseconds. A fork-join runtime waits for it in every
-// region, even if it had nothing to do; here whoever runs takes what there is.
+// region, even if it had nothing to do; here the running threads take all items.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-"""``linear:fused``: torch's products that take in a norm before and an activation behind, step by step.
+"""``linear:fused``: torch's products fused with a norm before and an activation behind, step by step.
 
 It saves nothing. It lets the core's way through such products run on a CPU, and shows what they have to return.
 """
@@ -16,7 +16,7 @@ MOST_ROWS = 16
 
 
 class FusedTorchLinear:
-    """Weights as they are. Products of up to 16 rows want their neighbours."""
+    """Plain weights. Products of up to 16 rows are fused."""
 
     def __init__(self, setup: LinearSetup, options: object = None) -> None:
         pass

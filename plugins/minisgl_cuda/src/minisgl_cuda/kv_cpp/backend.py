@@ -1,4 +1,4 @@
-"""The backend itself: checks nothing per call, moves bytes."""
+"""The KV backend in CUDA C++."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaKVKernels"]
 
 Prepared = tuple[dict[int, Run], dict[int, Run]]
-"""Store and index, by unit"""
+"""The store and index kernels, by unit."""
 _PREPARED: Alive[Prepared] = Alive()
 
 
@@ -64,7 +64,7 @@ _INDEX = library.register(
 
 
 class CudaKVKernels:
-    """Any dtype; new rows are converted to the pool's first where they differ.
+    """KV kernels for any dtype; new rows are converted to the dtype of the pool first.
 
     ``launcher``: what runs the kernels; by default they are compiled for the platform's GPU.
     """
@@ -100,4 +100,4 @@ class CudaKVKernels:
         return self._match(a, b)
 
     def close(self) -> None:
-        """Holds no memory of its own."""
+        """Nothing to free."""

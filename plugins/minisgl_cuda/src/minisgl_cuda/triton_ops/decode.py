@@ -40,11 +40,13 @@ def _cut(length, window, SPLITS: tl.constexpr, block_t):
 def _join_some(
     acc_ptr, log_ptr, at, step, begin, visible, part, DIM: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """AT_ONCE parts from ``begin``, of which the first has keys: (largest logarithm, mass and sum relative to it)"""
+    """Join AT_ONCE parts from ``begin``, of which the first has keys: (largest logarithm, mass and sum
+    relative to it).
+    """
     s, d = begin + tl.arange(0, AT_ONCE), tl.arange(0, BLOCK_D)
     here = (s * part < visible)[:, None]
     rows = at[None, :] + s[:, None] * step
-    # Past the first-level cache: another multiprocessor wrote them a moment ago.
+    # Bypass the L1 cache: another multiprocessor has just written them.
     logs = tl.load(log_ptr + rows, mask=here, other=float("-inf"), cache_modifier=".cg")
     accs = tl.load(
         acc_ptr + rows[:, :, None] * DIM + d[None, None, :], mask=here[:, :, None] & (d < DIM)[None, None, :],
@@ -60,7 +62,9 @@ def _join(
     acc_ptr, log_ptr, at, step, visible, part, SPLITS: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The parts of some heads, weighted by their masses; ``at`` (heads): where part 0 stands -> (heads, BLOCK_D)"""
+    """Join the parts of some heads, weighted by their masses -> (heads, BLOCK_D). ``at`` (heads):
+    position of part 0.
+    """
     top, mass, total = _join_some(acc_ptr, log_ptr, at, step, 0, visible, part, DIM, AT_ONCE, BLOCK_D)
     if SPLITS > AT_ONCE:
         for begin in range(AT_ONCE, tl.cdiv(visible, part), AT_ONCE):
@@ -108,21 +112,21 @@ def _split_kernel(
     AT_ONCE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Per (row, kv head, split): attention to one part of the keys. JOIN: the last one joins the parts."""
+    """Attention to one part of the keys, per (row, kv head, split). JOIN: the last program joins the parts."""
     let_next_kernel_start(DEPENDENT)
     wait_for_previous_kernel(DEPENDENT)
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     in_head = (g < G)[:, None] & (d < DIM)[None, :]
-    # What does not hang on the length is asked for before the length is known.
+    # Issue the loads that do not depend on the length before the length is known.
     index = tl.load(table_idx_ptr + row)
     length = tl.load(kv_lens_ptr + row)
     q = tl.load(q_ptr + row * q_row + (head * G + g)[:, None] * q_head + d[None, :], mask=in_head, other=0.0)
     slots_ptr = table_ptr + index.to(tl.int64) * table_stride
     visible, part = _cut(length, window, SPLITS, BLOCK_T)
-    # No index is negative: asked here, because its load would otherwise be moved behind this branch, and so behind that
-    # of the length.
+    # No index is negative. It is compared here because the compiler would otherwise move its load behind this branch,
+    # and so behind the load of the length.
     if (split * part >= visible) | (index < 0):
         return
     start = length - visible + split * part
@@ -155,7 +159,7 @@ def _split_kernel(
         top = new_top
     acc = acc / mass[:, None]
     to = out_ptr + row * out_row + (head * G + g)[:, None] * out_head + d[None, :]
-    if JOIN and SPLITS == 1:  # known when compiling, which leaves out the rest
+    if JOIN and SPLITS == 1:  # known at compile time, so the rest is left out
         tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=in_head)
         return
     base = (row * kv_heads + head) * SPLITS * G
@@ -166,8 +170,8 @@ def _split_kernel(
     tl.store(acc_ptr + mine[:, None] * DIM + d[None, :], acc, mask=in_head)
     tl.store(log_ptr + mine, top + tl.log2(mass), mask=g < G)
     if JOIN:
-        # One thread counts for the block: the barrier puts the other threads' stores before it, the release makes
-        # them all visible to whoever acquires, and the count reaches every thread through a barrier again.
+        # One thread counts for the block. The barrier orders the other threads' stores before it, the release makes
+        # them visible to the program that acquires, and a second barrier passes the count to every thread.
         tl.debug_barrier()
         arrived_ptr += row * kv_heads + head
         arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu")
@@ -198,7 +202,7 @@ def _combine_kernel(
     AT_ONCE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Per (row, query head): the parts joined."""
+    """Join the parts, per (row, query head)."""
     let_next_kernel_start(DEPENDENT)
     wait_for_previous_kernel(DEPENDENT)
     row, q_head = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Programmatic dependent launches: a kernel is set up, and does what it can, while the one before it still runs."""
+"""Programmatic dependent launches: a kernel is set up, and does independent work, while the previous one still runs."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from minisgl_core.plugin_api import CannotRun, Reason
 __all__ = ["DEPENDENT_LAUNCH", "INTERPRETED", "dependent_launch", "let_next_kernel_start", "wait_for_previous_kernel"]
 
 INTERPRETED = triton.knobs.runtime.interpret
-"""One kernel runs after the other, and ``tl.dot`` is wrong on bfloat16 operands."""
+"""True under the interpreter: kernels run one after the other, and ``tl.dot`` is wrong on bfloat16 operands."""
 DEPENDENT_LAUNCH = "_semantic" in inspect.signature(getattr(tl.extra.cuda, "gdc_wait", object)).parameters
-"""Triton has these launches. It has had their names for longer: what 3.4 has does not compile."""
+"""True if Triton supports these launches. Triton 3.4 has the names, but they do not compile."""
 
 
 @triton.jit
 def let_next_kernel_start(DEPENDENT: tl.constexpr):
-    """It may start when all programs of this one have said so or are done."""
+    """The next kernel may start when all programs of this one have called this or have ended."""
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_previous_kernel(DEPENDENT: tl.constexpr):
-    """Before this nothing may be read that an earlier kernel writes, and nothing written."""
+    """Before this call, nothing may be read that an earlier kernel writes, and nothing may be written."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
 
 
 def dependent_launch(sm: int, wanted: bool | None) -> bool:
-    """What was asked for, or by default what is possible. ``sm``: 90 for 9.0; 0 if no GPU was told.
+    """The option's value, or by default whether it is possible. ``sm``: 90 for 9.0; 0 if there is no GPU.
 
-    Raises :class:`CannotRun`.
+    Raises :class:`CannotRun` if it was requested and is not possible.
     """
     possible = DEPENDENT_LAUNCH and sm >= 90
     if wanted is None or not wanted or possible:
         return possible if wanted is None else wanted
-    gpu = f"{sm // 10}.{sm % 10}" if sm else "no GPU told"
+    gpu = f"{sm // 10}.{sm % 10}" if sm else "no known GPU"
     raise CannotRun(
         Reason(
             code="unsupported-option",

@@ -34,11 +34,11 @@ __all__ = [
 
 UNWEIGHED: tl.constexpr = tl.constexpr(-1)
 WEIGHED: tl.constexpr = tl.constexpr(-2)
-"""In place of a token: it is still to be chosen, among the survivors; or among those that top-p leaves of them."""
+"""Codes in place of a token: it has still to be chosen among the survivors, or among those that top-p leaves."""
 LOWEST: tl.constexpr = tl.constexpr(-2147483648)
 HIGHEST: tl.constexpr = tl.constexpr(2147483647)
 _MASKED: tl.constexpr = tl.constexpr(-2139095041)
-"""The order of minus infinity"""
+"""The order of minus infinity."""
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _unsigned(order):
 
 @triton.jit
 def _order_from(found, BITS: tl.constexpr):
-    """The lowest order whose upper BITS bits are those of ``found``, of the values that 16-bit floats can have."""
+    """The lowest order whose upper BITS bits equal those of ``found``, among the values of 16-bit floats."""
     low: tl.constexpr = 2 ** (32 - BITS) - 1
     order = (found ^ tl.full([], 0x80000000, tl.uint32)).to(tl.int32, bitcast=True)
     return tl.where(order < 0, order | low, order)
@@ -64,7 +64,7 @@ def _order_from(found, BITS: tl.constexpr):
 
 @triton.jit
 def reciprocal(temperature):
-    """1 / temperature, but finite: the maximum's distance from itself stays zero."""
+    """1 / temperature, but finite, so that the maximum's distance from itself stays zero."""
     return tl.minimum(1.0 / temperature, 3.4028234663852886e38)
 
 
@@ -76,13 +76,13 @@ def weight_of(x, top, inverse):
 
 @triton.jit
 def budget_of(mass, p):
-    """The mass that stronger tokens must hold to exclude a token: never so little that it excludes the strongest."""
+    """The mass of stronger tokens that excludes a token; always enough to keep the strongest token."""
     return tl.maximum(tl.ceil(mass.to(tl.float64) * p.to(tl.float64)).to(tl.int64), 1)
 
 
 @triton.jit
 def row_top(top_ptr, row, slices, SLICES: tl.constexpr):
-    """(maximum, may it be divided and compared: neither NaN nor infinite)"""
+    """(maximum, True if it is finite and can be divided and compared)"""
     part = tl.arange(0, SLICES)
     tops = tl.load(top_ptr + row * slices + part, mask=part < slices, other=float("-inf"))
     top = tl.max(tops, axis=0)
@@ -96,9 +96,9 @@ def _kth(order, inside, k, BITS: tl.constexpr):
     order = _unsigned(order)
     found = tl.full([], 0, tl.uint32)
     for bit in range(BITS):
-        trial = found | (tl.full([], 1, tl.uint32) << (31 - bit))
-        count = tl.sum((inside & (order >= trial)).to(tl.int32), axis=0)
-        found = tl.where(count >= k, trial, found)
+        candidate = found | (tl.full([], 1, tl.uint32) << (31 - bit))
+        count = tl.sum((inside & (order >= candidate)).to(tl.int32), axis=0)
+        found = tl.where(count >= k, candidate, found)
     return found
 
 
@@ -108,9 +108,9 @@ def _nucleus(order, weight, budget, BITS: tl.constexpr):
     order = _unsigned(order)
     found = tl.full([], 0, tl.uint32)
     for bit in range(BITS):
-        trial = found | (tl.full([], 1, tl.uint32) << (31 - bit))
-        mass = tl.sum(tl.where(order >= trial, weight, 0), axis=0)
-        found = tl.where(mass >= budget, trial, found)
+        candidate = found | (tl.full([], 1, tl.uint32) << (31 - bit))
+        mass = tl.sum(tl.where(order >= candidate, weight, 0), axis=0)
+        found = tl.where(mass >= budget, candidate, found)
     return found
 
 
@@ -146,8 +146,10 @@ def gather_kernel(
     GROUPS: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Per (row, part) of rows with top-k, or min-p without top-p: the tokens at or above the row's bound, in any order.
-    ``reach``: at most the maximum of so many groups, counted from the largest, is the bound.
+    """Gather the tokens at or above a row's bound, in any order, per (row, part) of rows with top-k, or min-p without
+    top-p.
+
+    The bound is at most the maximum of ``reach`` groups, counted from the largest.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row * float_stride)
@@ -161,10 +163,10 @@ def gather_kernel(
         if (vocab > ROOM) & by_k:
             group = tl.arange(0, GROUPS)
             high = tl.load(group_ptr + row * slices * PER_SLICE + group, mask=group < groups, other=float("-inf"))
-            # A coarse bound will do: it only lets a few more tokens in.
+            # A coarse bound is enough: it admits only a few more tokens.
             found = _kth(ordered(high), group < groups, tl.minimum(k, reach), 16)
             bound = _order_from(found, 32)
-        # The rest of top-k must all be seen where top-p takes its share of it.
+        # All tokens of top-k are needed if top-p takes its share of their mass.
         if (min_p > 0.0) & (not by_p):
             bound = tl.maximum(bound, _least(top, temperature, min_p))
         if part == 0:
@@ -185,7 +187,7 @@ def gather_kernel(
 
 @triton.jit
 def _met(low, medium, high, wanted):
-    """How many of three sums, falling, reach what is wanted: a digit to base four."""
+    """Number of three decreasing sums that reach the target: a digit to base four."""
     return (low >= wanted).to(tl.uint32) + (medium >= wanted).to(tl.uint32) + (high >= wanted).to(tl.uint32)
 
 
@@ -213,12 +215,12 @@ def _kth_of_row(base, k, vocab, BLOCK: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _last_equal(equal, token, number):
-    """The id of the ``number``-th of the equal tokens, lowest first, which may stand in any order."""
+    """The id of the ``number``-th of the equal tokens, by increasing id; they may be in any order."""
     found = tl.full([], 0, tl.int32)
     for bit in range(31):
-        trial = found | (tl.full([], 1, tl.int32) << (30 - bit))
-        below = tl.sum((equal & (token < trial)).to(tl.int32), axis=0)
-        found = tl.where(below < number, trial, found)
+        candidate = found | (tl.full([], 1, tl.int32) << (30 - bit))
+        below = tl.sum((equal & (token < candidate)).to(tl.int32), axis=0)
+        found = tl.where(below < number, candidate, found)
     return found
 
 
@@ -252,9 +254,11 @@ def finish_kernel(
     ROOM: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Per row with a temperature: the token, where the gathered ones tell, and the last survivor, as the order of its
-    logit and its id. Else what they are before top-p, why there is no token yet, and the order down to which top-p
-    counts the mass. BITS: how many upper bits of its order a logit can have, 32 for float32.
+    """Filter and sample among the gathered tokens, per row with a temperature.
+
+    Writes the token if the gathered ones decide it, and the last survivor, as the order of its logit and its id.
+    Otherwise writes the state before top-p, why there is no token yet, and the order down to which top-p counts the
+    mass. BITS: the number of upper bits of its order that a logit can have, 32 for float32.
     """
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row * float_stride)
@@ -275,7 +279,7 @@ def finish_kernel(
         count = tl.full([], 0, tl.int32)
         if by_k | (not by_p):
             bound, count = tl.load(bound_ptr + row), tl.load(count_ptr + row * 2)
-            # What was not gathered has no probability, or min-p, which set the bound, drops it.
+            # Tokens that were not gathered have no probability, or are dropped by min-p, which set the bound.
             closed = (bound <= _MASKED) | ((bound == least) & (not by_p))
             enough = (count <= ROOM) & (closed | (count >= k))
             if enough:
@@ -293,7 +297,7 @@ def finish_kernel(
                     floor = _order_from(_nucleus(order, weight, budget, BITS), BITS)
                     equal = held & (order == floor)
                     left = budget - tl.sum(tl.where(order > floor, weight, 0), axis=0)
-                    # Equals weigh the same: so many of them, lower ids first, until the budget is met.
+                    # Equal tokens have equal mass: this many of them, lower ids first, reach the budget.
                     number = tl.cdiv(left, tl.max(tl.where(equal, weight, 0), axis=0)).to(tl.int32)
                     if number < tl.sum(equal.to(tl.int32), axis=0):
                         last = _last_equal(equal, token, number)

@@ -9,9 +9,9 @@ __all__ = ["gumbel", "gumbel_bound", "row_key"]
 
 _LOG_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 _EXPONENT: tl.constexpr = tl.constexpr(127 + 32)
-"""What the bits of a float add to its binary logarithm, and what u in units of 2**-32 adds to that of u"""
+"""Offsets of the bits of a float to its binary logarithm, and of u in units of 2**-32 to that of u."""
 _ROUNDING: tl.constexpr = tl.constexpr(1e-3)
-"""Far more than all rounding in the two functions"""
+"""Much more than all rounding in the two functions."""
 
 
 @triton.jit
@@ -52,10 +52,11 @@ def gumbel(key, token):
 
 @triton.jit
 def gumbel_bound(key, token):
-    """Never less than ``gumbel``, and at most 0.07 more where that exceeds 4; a third of its work, no logarithm.
+    """An upper bound of ``gumbel``, at most 0.07 above it where that exceeds 4, for a third of its work and without a
+    logarithm.
 
     -log(-log(1 - u)) <= -log(u), and the bits of a positive float, read as a number, never exceed its binary logarithm
-    once scaled and shifted: they say 1 + m where the logarithm says log2(1 + m), in the same power of two.
+    once scaled and shifted: they represent 1 + m where the logarithm is log2(1 + m), in the same power of two.
     """
     bits = _uniform(key, token).to(tl.int32, bitcast=True).to(tl.float32)
     return bits * (-_LOG_2 / 8388608.0) + (_EXPONENT * _LOG_2 + _ROUNDING)

@@ -1,11 +1,11 @@
-"""The best noisy score among a row's survivors, and top-p by trial, without a sort or a search for its last survivor.
+"""The best noisy score among a row's survivors, and top-p by repeated draws, without a sort or a search.
 
 Survivors of top-p are a row's first tokens in one order: larger logits first, among equals lower ids first. The best
 token of all, noise included, is the answer if it is one of them, which it is when the tokens before it hold less than
-the share p. If it is not, all survivors stand before it: the best of those is tried next. So each trial takes two
+the share p. If it is not, all survivors come before it: the best of those is tried next. So each draw takes two
 passes that any number of programs can share: the scores, and the mass before the best of them.
 
-Where the mass is spread thin, n trials fail as often as a Poisson variable of mean log(1 / p) is n or more: for 0.95
+Where the mass is spread thin, n draws fail as often as a Poisson variable of mean log(1 / p) is n or more: for 0.95
 one fails 5 times in 100, two do once in 800, three once in 50,000. Where single tokens hold much of it they fail less.
 """
 
@@ -17,12 +17,14 @@ import triton.language as tl
 from .filter import HIGHEST, LOWEST, UNWEIGHED, WEIGHED, budget_of, ordered, reciprocal, row_top, weight_of
 from .noise import gumbel, gumbel_bound, row_key
 
-__all__ = ["score_kernel", "settled", "weigh_kernel"]
+__all__ = ["decided", "score_kernel", "weigh_kernel"]
 
 _LEAST: tl.constexpr = tl.constexpr(-3.0)
-"""Noise is never less than -2.82, so that a row's strongest token always scores more than this."""
+"""Lower bound of the noise, so that a row's strongest token always has a higher score."""
 _FAR: tl.constexpr = tl.constexpr(-28.0)
-"""So far below the maximum, over the temperature, a logit weighs nothing, and noise (at most 22.9) does not help it."""
+"""At this distance below the maximum, divided by the temperature, a logit has no mass, and noise (at most 22.9) cannot
+lift it.
+"""
 
 
 @triton.jit
@@ -32,9 +34,7 @@ def _survives(order, token, floor, last):
 
 @triton.jit
 def _exact(start, base, top, inverse, key, floor, last, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """``_best`` by the score of every token. In steps, to hold few registers: they limit how many programs are at work
-    at once, those too that need no such pass.
-    """
+    """``_best`` with the score of every token, in steps."""
     best = tl.full([], float("-inf"), tl.float32)
     found = tl.full([], 0, tl.int32)
     for first in range(start, start + BLOCK, STEP):
@@ -71,7 +71,7 @@ def _best(x, start, base, top, inverse, key, floor, last, vocab, BLOCK: tl.const
 
 @triton.jit
 def _mass_down_to(whole, start, base, top, inverse, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """What a slice's tokens weigh whose order is ``whole`` or more. In steps as well: it has just been read."""
+    """The mass of a slice's tokens whose order is ``whole`` or more, in steps as well."""
     mass = tl.zeros([STEP], tl.int64)
     for first in range(start, start + BLOCK, STEP):
         token = first + tl.arange(0, STEP)
@@ -149,7 +149,7 @@ def score_kernel(
 
 @triton.jit
 def _mass_before(base, block, token, near, top, inverse, vocab, BLOCK: tl.constexpr):
-    """What a slice's tokens weigh that stand before this one, whose logit is ``near``, per lane."""
+    """The mass of a slice's tokens before this one, whose logit is ``near``, per lane."""
     other = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(base + other, mask=other < vocab, other=float("-inf")).to(tl.float32)
     before = (x > near) | ((x == near) & (other < token))
@@ -177,7 +177,7 @@ def weigh_kernel(
     SLICES: tl.constexpr,
 ):
     """Per (row, part) of rows whose top-p is open: the mass before the best token. The part that ends last chooses that
-    token, or leaves only what stands before it.
+    token, or leaves only the tokens before it.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(chosen_ptr + row) == WEIGHED:
@@ -193,7 +193,7 @@ def weigh_kernel(
         for block in range(part, slices, tl.num_programs(1)):
             if tl.load(top_ptr + row * slices + block) >= near:
                 mass += _mass_before(base, block, token, near, top, inverse, vocab, BLOCK)
-        # One thread adds and counts for all: the count's release makes its sum visible to whoever acquires.
+        # One thread adds and counts for all: the release of the count publishes its sum.
         tl.atomic_add(mass_ptr + row * 2 + 1, tl.sum(mass, axis=0), sem="relaxed")
         if tl.atomic_add(count_ptr + row * 2 + 1, 1, sem="acq_rel") == tl.num_programs(1) - 1:
             before = tl.atomic_add(mass_ptr + row * 2 + 1, tl.full([], 0, tl.int64), sem="relaxed")
@@ -207,11 +207,11 @@ def weigh_kernel(
 
 
 @triton.jit
-def settled(base, top, inverse, key, budget, floor, last, slices, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """The token of a row whose top-p is open, by one program: trials until one succeeds, as the maximum does."""
+def decided(base, top, inverse, key, budget, floor, last, slices, vocab, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """The token of a row whose top-p is open, by one program: draws until one succeeds, as the maximum does."""
     token = tl.full([], 0, tl.int32)
     before, score = budget, tl.full([], 0.0, tl.float32)
-    while (before >= budget) & (score > float("-inf")):  # it ends even if none survives
+    while (before >= budget) & (score > float("-inf")):  # terminates even if no token survives
         score = tl.full([], float("-inf"), tl.float32)
         for block in range(slices):
             other = block * BLOCK + tl.arange(0, BLOCK)

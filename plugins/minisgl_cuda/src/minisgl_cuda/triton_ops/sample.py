@@ -1,7 +1,7 @@
 """Sampling without a host sync: true argmax, Gumbel noise from (seed, position, token id), top-k, top-p and min-p.
 
 Launches: each row's maximum over slices of the vocabulary; with filters two more, ``filter.py``, that sample most rows
-with top-k outright; the best score over slices for the other rows; with filters the trials of ``nucleus.py``; then over
+with top-k outright; the best score over slices for the other rows; with filters the draws of ``nucleus.py``; then over
 the slices of a row. Noise and filters are those of the core's composed ``sample``.
 """
 
@@ -14,22 +14,26 @@ import triton.language as tl
 from ..kernels import DEVICES, library
 from .filter import UNWEIGHED, WEIGHED, budget_of, finish_kernel, gather_kernel, reciprocal
 from .noise import row_key
-from .nucleus import score_kernel, settled, weigh_kernel
+from .nucleus import decided, score_kernel, weigh_kernel
 
 __all__ = ["sample"]
 
 BLOCK, STEP = 4096, 1024
 GREEDY, RANDOM, FILTERED = 0, 1, 2
 GROUPS = 1024
-"""At most so many groups of tokens of a row have their maxima noted."""
+"""Most groups of tokens of a row whose maxima are stored."""
 ROOM = 2048
-"""Tokens of a row that can be gathered. Of independent logits the usual bound lets two per group through."""
+"""Tokens of a row that can be gathered. For independent logits the usual bound admits two per group."""
 GATHERERS, WEIGHERS = 1024, 2048
-"""About so many programs gather, and weigh or score again; a row has at least one, at most one per slice."""
+"""Approximate number of programs that gather, and that weigh or score again; a row has at least one, at most one per
+slice.
+"""
 MANY = 32
-"""Of so many rows with top-p some will often fail two trials, and one program would take longer than a third trial."""
+"""From this number of rows with top-p some will often fail two draws, and one program would take longer than a third
+draw.
+"""
 ORDER_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
-"""Upper bits of a float32 that values of the type use, rounded up to an even number"""
+"""Upper bits of a float32 that values of the dtype use, rounded up to an even number."""
 
 
 @triton.jit
@@ -47,8 +51,9 @@ def _max_kernel(
     BLOCK: tl.constexpr,
     PER_SLICE: tl.constexpr,
 ):
-    """Per (row, slice): the largest logit and its lowest id; NaN if any logit of the slice is NaN. FILTER: also the
-    maxima of its groups, and zeros for the kernels that count.
+    """The largest logit and its lowest id, per (row, slice); NaN if any logit of the slice is NaN.
+
+    FILTER: also the maxima of its groups, and zeros for the kernels that count.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
@@ -95,8 +100,8 @@ def _pick_kernel(
     STEP: tl.constexpr,
     SLICES: tl.constexpr,
 ):
-    """Per row: its token if it has one, else the winner of its slices, or that of further trials; the maximum where
-    there is no distribution; -1 if any slice holds a NaN.
+    """The token of each row: its sampled token if there is one, else the best of its slices or of further draws; the
+    maximum if there is no distribution; -1 if any slice has a NaN.
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, SLICES)
@@ -120,7 +125,7 @@ def _pick_kernel(
                     )
                     budget = budget_of(tl.load(mass_ptr + row * 2), tl.load(top_p_ptr + row * float_stride))
                     floor, last = tl.load(floor_ptr + row), tl.load(last_ptr + row)
-                    early = settled(
+                    early = decided(
                         logits_ptr + row * stride, top, reciprocal(temperature), key, budget, floor, last, slices,
                         vocab, BLOCK, STEP,
                     )  # fmt: skip
@@ -133,7 +138,9 @@ def _pick_kernel(
 
 
 def _arrays(like: torch.Tensor, number: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """So many, at least of that size, aligned alike for every size: Triton compiles for each alignment anew."""
+    """Allocate this many arrays of at least that size, with an alignment that does not depend on the size: Triton
+    compiles for each alignment.
+    """
     return like.new_empty((number, size + -size % 4), dtype=dtype).unbind()
 
 
@@ -217,10 +224,10 @@ def _sample(
         limits = filter_rows(logits, temperature, top_k, top_p, min_p, *noise, top, groups, count)
     whole, *rest = limits
     shared = min(slices, triton.cdiv(WEIGHERS, rows))
-    for trial in range(_trials(rows, mode)):
-        score_kernel[(rows, shared if trial else slices)](
+    for draw in range(_draws(rows, mode)):
+        score_kernel[(rows, shared if draw else slices)](
             logits, top, temperature, *noise, whole, *rest, mass, best, best_id, floats, ints, places, stride, vocab,
-            slices, FILTER=filtered, AGAIN=trial > 0, BLOCK=BLOCK, STEP=STEP,
+            slices, FILTER=filtered, AGAIN=draw > 0, BLOCK=BLOCK, STEP=STEP,
             SLICES=wide,
         )  # fmt: skip
         if filtered:
@@ -235,8 +242,8 @@ def _sample(
     )  # fmt: skip
 
 
-def _trials(rows: int, mode: int) -> int:
-    """How often rows are scored by many programs. More trials than these, which few rows need, one program makes."""
+def _draws(rows: int, mode: int) -> int:
+    """Number of draws that many programs share. One program makes further draws, which few rows need."""
     if mode != FILTERED:
         return int(mode == RANDOM)
     return 2 if rows < MANY else 3

@@ -32,7 +32,7 @@ Tile = tuple[int, int, int, int]
 
 @triton.jit
 def _fetch(w_ptr, rows, w_stride, N, BEGIN: tl.constexpr, K: tl.constexpr, CACHE_LINES: tl.constexpr):
-    """Prefetch into the L2 cache: CACHE_LINES lines of 128 bytes per row, 16-bit elements, from column BEGIN on."""
+    """Prefetch CACHE_LINES cache lines of 128 bytes per row into L2: 16-bit elements, from column BEGIN on."""
     k = tl.minimum(BEGIN + tl.arange(0, CACHE_LINES) * 64, K - 1)
     at = (w_ptr + tl.minimum(rows, N - 1).to(tl.int64)[:, None] * w_stride + k[None, :]).to(tl.int64)
     tl.inline_asm_elementwise(
@@ -180,7 +180,7 @@ def _skinny_kernel(
 
 
 def default_tile(rows: int, n: int, k: int) -> Tile:
-    """A guess where nothing was measured: enough programs to fill the chip, as wide as that allows."""
+    """The tile without a measurement: enough programs to fill the chip, as wide as possible."""
     block_n = 32
     while block_n > (4 if rows == 1 else 16) and triton.cdiv(n, block_n) < 264:
         block_n //= 2
@@ -190,7 +190,9 @@ def default_tile(rows: int, n: int, k: int) -> Tile:
 
 
 def ahead(block_n: int, block_k: int, warps: int, k: int) -> int:
-    """How much of each row the program of a single x loads at once: a power of two of up to k, AHEAD_BYTES a thread."""
+    """Elements of each row that the program of a single x loads at once: a power of two up to k, AHEAD_BYTES per
+    thread.
+    """
     most = AHEAD_BYTES * 32 * warps // (2 * block_n)
     return max(block_k, min(1 << (most.bit_length() - 1), 1 << (k.bit_length() - 1)))
 
@@ -218,7 +220,7 @@ def _skinny_linear(
     grid = (triton.cdiv(n, block_n),)
     held = ahead(block_n, block_k, warps, k) if rows == 1 else 0
     cache_lines = min(MOST_CACHE_LINES, triton.next_power_of_2(max(1, -(-(k - held) // 64))))
-    # Pointers that a form of a kernel never follows still have to be pointers.
+    # Unused pointer arguments must still be pointers.
     tensors = (x, weight, weight if bias is None else bias, out)
     forms = {"BIAS": bias is not None, "ACT": act, "DEPENDENT": dependent}
     if rows == 1:

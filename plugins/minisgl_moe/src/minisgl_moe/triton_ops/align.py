@@ -25,18 +25,20 @@ _COUNT_ROWS, _BLOCKS = 16, 64
 
 
 def block_bound(pairs: int, experts: int, block_m: int) -> int:
-    """Most blocks that ``pairs`` pairs can need, however they fall: every expert wastes most of one block."""
+    """Upper bound of the blocks of ``pairs`` pairs, however they are distributed: every expert may waste most of one
+    block.
+    """
     filled = min(pairs, experts)
     return (pairs - filled) // block_m + filled
 
 
 class Alignment(NamedTuple):
-    """Where :func:`align` writes; sized for the largest call."""
+    """The output of :func:`align`, sized for the largest call."""
 
     slots: torch.Tensor
     """(padded pairs,) int32: the pair in each row; N where the row is padding"""
     experts: torch.Tensor
-    """(blocks,) int32: whose rows a block holds"""
+    """(blocks,) int32: the expert of each block."""
     total: torch.Tensor
     """(1,) int32: rows in use, a multiple of B"""
     counts: torch.Tensor
@@ -56,7 +58,7 @@ class Alignment(NamedTuple):
 
 @triton.jit
 def _load_ids(ids_ptr, at, pairs, num_experts):
-    """Expert ids; -1 for whatever is none: padding and what lies past the end."""
+    """Load expert ids; -1 for padding and past the end."""
     ids = tl.load(ids_ptr + at, mask=at < pairs, other=-1)
     return tl.where((ids >= 0) & (ids < num_experts), ids, -1)
 
@@ -97,7 +99,9 @@ def _place_kernel(
     ROWS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Programs below ``chunks`` place a chunk each, the next one fills the padding, the others name blocks' experts."""
+    """Programs below ``chunks`` place one chunk each, the next one fills the padding, the others write the blocks'
+    experts.
+    """
     program = tl.program_id(0)
     lanes = tl.arange(0, LANES)
     steps_in = tl.arange(0, STEP)
@@ -139,12 +143,12 @@ _COUNT, _PLACE = Kernel(_count_kernel), Kernel(_place_kernel)
 
 
 class _Cut(NamedTuple):
-    """How the kernels share so many pairs."""
+    """How the kernels split the pairs."""
 
     steps: int
     chunks: int
     bound: int
-    """Most blocks"""
+    """Upper bound of the number of blocks."""
     programs: int
     counting: Form
     placing: Form

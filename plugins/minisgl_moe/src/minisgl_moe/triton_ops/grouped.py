@@ -24,9 +24,10 @@ __all__ = ["down_grouped", "sum_pairs", "up_grouped"]
 
 @triton.jit
 def _where_am_i(total_ptr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr):
-    """(row block, column block, is there work): ``GROUP_M`` row blocks walk through the same columns together.
+    """(row block, column block, is there work): ``GROUP_M`` row blocks pass through the same columns together.
 
-    The grid is a bound: the last group may have fewer row blocks, and then programs that would pass its last column.
+    The grid is an upper bound: the last group may have fewer row blocks, and then some programs are past its last
+    column.
     """
     blocks = tl.load(total_ptr) // BLOCK_M
     group = tl.program_id(0) // (GROUP_M * COLUMNS)
@@ -66,7 +67,7 @@ def _product(
         else:
             a = tl.load(a_at + at, mask=a_live[:, None] & (at < DEPTH), other=0.0)
         if TMA:
-            # A block may reach into the next expert's rows: those columns are never stored.
+            # A block may overlap the next expert's rows; those columns are never stored.
             weight = w.load([expert * ROWS + w_row, k])
         elif EVEN and ROWS % BLOCK_N == 0:
             weight = tl.load(w_at + at)
@@ -132,7 +133,7 @@ _GROUPED = Kernel(_grouped_kernel)
 def _product_form(
     pairs: int, num_experts: int, rows: int, depth: int, tile: Tile, gated: bool, widen: bool
 ) -> tuple[int, Form]:
-    """With how many programs such a product takes at most."""
+    """The most programs of such a product, and its form."""
     m, n, k, group_m, warps, stages, swap, tma = tile
     constants = (int(gated), rows, depth, m, n, k, group_m, swap, tma, int(widen))
     form = _GROUPED.form(constants, warps=warps, stages=stages, block=(n, k) if tma else None)
@@ -189,7 +190,7 @@ _SUM = Kernel(_sum_kernel)
 
 @lru_cache(maxsize=64)
 def _sum_form(top_k: int, width: int) -> tuple[int, Form]:
-    """With how many programs share a token."""
+    """The number of programs per token, and the form."""
     block = min(1024, power_of_two(width))
     return ceil_div(width, block), _SUM.form((top_k, width, block), warps=4)
 

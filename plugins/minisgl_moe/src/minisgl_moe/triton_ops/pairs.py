@@ -96,14 +96,14 @@ _UP, _DOWN = Kernel(_up_kernel), Kernel(_down_kernel)
 
 @lru_cache(maxsize=256)
 def _up_form(rows: int, depth: int, tile: Tile) -> tuple[int, Form]:
-    """With how many programs share a pair."""
+    """The number of programs per pair, and the form."""
     form = _UP.form((rows, depth, tile.block_n, tile.block_k), warps=tile.warps)
     return ceil_div(rows, tile.block_n), form
 
 
 @lru_cache(maxsize=256)
 def _down_form(top_k: int, rows: int, depth: int, tile: Tile) -> tuple[int, Form]:
-    """With how many programs share a token."""
+    """The number of programs per token, and the form."""
     form = _DOWN.form((top_k, rows, depth, tile.block_n, tile.block_k), warps=tile.warps)
     return ceil_div(rows, tile.block_n), form
 

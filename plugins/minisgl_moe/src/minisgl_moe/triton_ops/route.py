@@ -26,8 +26,10 @@ def _route_kernel(
     LANES: tl.constexpr,
     CHOICES: tl.constexpr,
 ):
-    """Each logit and its expert become one 64-bit key, greater for a greater logit, then for a lower expert: no two
-    are equal, so each maximum is one expert, and a NaN (the greatest) still names one.
+    """Top-k by 64-bit keys.
+
+    Each logit and its expert become one key, greater for a greater logit, then for a lower expert. No two keys are
+    equal, so each maximum is one expert, and a NaN (the greatest) still names one.
     """
     token = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)

@@ -81,7 +81,7 @@ bool is_missed(const Thread& other, const Thread& waiting) {
     return needed && !(other.state == waiting.state && other.mask == waiting.mask && same(other.site, waiting.site));
 }
 
-// Nobody can run and not all have ended: says who waits, and for whom. What is narrowest is nearest to the cause.
+// No thread can run and not all have ended: reports which threads wait, and for which. The narrowest is closest to the cause.
 void record_deadlock() {
     const auto narrower = [](const Thread& a, const Thread& b) { return a.state < b.state; };
     current = &*std::min_element(threads.begin(), threads.end(), narrower);

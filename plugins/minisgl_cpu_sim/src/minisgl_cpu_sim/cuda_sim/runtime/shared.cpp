@@ -1,4 +1,4 @@
-// The shared memory of the block that runs: bounds, alignment, races, and bytes that nobody wrote.
+// The shared memory of the running block: bounds, alignment, races, and reads of unwritten bytes.
 #include "cells.h"
 
 namespace minisgl_sim {
@@ -34,7 +34,7 @@ const Array& array_of(const void* key, const char* name, size_t size) {
     return arrays.emplace_back(Array{key, name, begin, static_cast<uint32_t>(size)});
 }
 
-// The array that an access means, which must lie in it; `fault.offset` tells where from here on.
+// The array of an access, which must be within it; from here on `fault.offset` is relative to the array.
 const Array& meant(uintptr_t at, size_t size, size_t alignment, Fault& fault) {
     const auto place = static_cast<uint32_t>(at - reinterpret_cast<uintptr_t>(arena));
     const Array* nearest = nullptr;

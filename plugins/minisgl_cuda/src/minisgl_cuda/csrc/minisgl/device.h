@@ -1,4 +1,4 @@
-// All that a kernel may know of the machine, beside CUDA's own words for indices, barriers, shuffles, votes and atomics.
+// Everything machine-specific that kernels use, except CUDA's own indices, barriers, shuffles, votes and atomics.
 // The simulator of minisgl-cpu-sim brings a header of the same name that offers the same on a CPU. PTX belongs here only.
 #pragma once
 
@@ -75,7 +75,7 @@ __device__ __forceinline__ Bytes16 load<Bytes16>(const Bytes16* from) {
     return {{unit.x, unit.y, unit.z, unit.w}};
 }
 
-// A read of global memory that nobody will repeat soon: it takes no room in the L1 cache.
+// A read of global memory that is not repeated soon: it bypasses the L1 cache.
 template <class Unit>
 __device__ __forceinline__ Unit load_once(const Unit* from) {
     return *from;
