@@ -85,7 +85,7 @@ def need_gpu() -> None:
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """The exit code of a script's ``main``: 2 where the call was wrong, told in one line."""
+    """Run a script's ``main`` and return its exit code: 2, with one line of error, for an invalid call."""
     try:
         return main() or 0
     except MinisglError as error:

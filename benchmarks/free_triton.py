@@ -1,7 +1,7 @@
 """A CUDA driver for Triton that starts nothing: what a launch costs the host can then be measured without a GPU.
 
-Triton is real: it compiles for a Hopper GPU, specialises, packs arguments and encodes tensor descriptors; behind it
-stands a library with the driver's functions, all of which succeed at once. Tensors lie in host memory. Set it up before
+Triton is real: it compiles for a Hopper GPU, specialises, packs arguments and encodes tensor descriptors; behind it is
+a library with the driver's functions, all of which succeed at once. Tensors are in host memory. Set it up before
 the first kernel is defined, and where ``TRITON_INTERPRET`` is not set.
 """
 
@@ -34,7 +34,7 @@ int cuModuleGetFunction(void** function) { *function = (void*)1; return 0; }
 int cuPointerGetAttribute(unsigned long long* to, int which, unsigned long long from) { *to = from; return 0; }
 """
 )
-"""``cuDeviceGetAttribute`` is asked for the shared memory of a block, ``cuFuncGetAttribute`` for its threads."""
+"""``cuDeviceGetAttribute`` returns the shared memory of a block, ``cuFuncGetAttribute`` its threads."""
 
 
 def free_triton(folder: Path) -> None:

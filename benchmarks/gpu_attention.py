@@ -59,7 +59,7 @@ def _load(path: str) -> Any:
 
 
 class _Bench(AttentionBench):
-    """Numbers from the device itself: there are many, and nobody checks them."""
+    """Random numbers made on the device: there are many, and they are not checked."""
 
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=self.fixture.device)

@@ -55,7 +55,7 @@ TRIED_SPLITS = 3
 
 
 class Work:
-    """Rows of one length, in as many layers as asked for."""
+    """Rows of one length, in the requested number of layers."""
 
     def __init__(self, heads: tuple[int, int], batch: int, length: int, layers: int) -> None:
         self.batch, self.length, self.layers = batch, length, layers
@@ -72,7 +72,7 @@ class Work:
             torch.full((batch,), length, device="cuda", dtype=torch.int32),
             torch.randperm(total, device="cuda", dtype=torch.int32).view(batch, pages), PAGE,
         )  # fmt: skip
-        view.page_table_device, view.table_idx_device = view.slot_table()  # as the engine has them at hand
+        view.page_table_device, view.table_idx_device = view.slot_table()  # as in the engine
         self.fake: Any = SimpleNamespace(view=view)
         self.setup = AttentionSetup(
             torch.device("cuda"), torch.bfloat16, torch.bfloat16, "NHD", PAGE, q_heads, kv_heads, DIM,
@@ -113,7 +113,7 @@ class Bench:
         self._file.flush()
 
     def work(self, batch: int, length: int) -> Work:
-        """With so many layers that, when one's turn comes again, the others have filled the L2 cache twice."""
+        """With enough layers that the others fill the L2 cache twice before a layer is used again."""
         layers = int(2 * L2_BYTES / (batch * length * self.heads[1] * DIM * 4)) + 1
         return Work(self.heads, batch, length, max(LEAST_LAYERS, layers))
 
@@ -171,7 +171,7 @@ def compile_some(heads: tuple[int, int], options: list[dict[str, Any]]) -> None:
 
 
 def compile_all(heads: tuple[int, int], parts: list[str], workers: int) -> None:
-    """All Triton kernels that are timed, in processes beside each other."""
+    """All Triton kernels that are timed, in parallel processes."""
     every = [{"splits": splits} for splits in (1, 2, 4, 8, 16, 32, 64)]
     every += LARGE_OPTIONS if "large" in parts else []
     if "small" in parts:
@@ -183,7 +183,7 @@ def compile_all(heads: tuple[int, int], parts: list[str], workers: int) -> None:
 
 
 def main() -> None:
-    """Time the parts that are asked for, until time is up."""
+    """Time the requested parts, until time is up."""
     parser = Parser(__doc__)
     parser.add_argument("--out", type=output, default="decode.jsonl")
     parser.add_argument("--heads", type=positive, nargs=2, default=[16, 8], help="query and kv heads")

@@ -103,7 +103,7 @@ def measure(n: int, k: int, rows: int) -> dict[str, Any]:
 
 
 def table_of(measured: list[dict[str, Any]]) -> dict[str, list[tuple[int, list[int]]]]:
-    """The table that minisgl-cuda ships: by weight, for up to so many rows, the tile, or [] where cuBLAS serves."""
+    """The table that minisgl-cuda ships: by weight and number of rows, the tile, or [] where cuBLAS serves."""
     table: dict[str, list[tuple[int, list[int]]]] = {}
     for row in sorted(measured, key=lambda row: row["rows"]):
         wins = row["skinny_us"] < WINS * row["cublas_us"]

@@ -1,4 +1,4 @@
-"""Time products that take in the norm before and the activation behind, against the kernels one after the other.
+"""Time products fused with the norm before and the activation behind, against separate kernels.
 
     python benchmarks/gpu_linear_fused.py --table skinny-sm90.json --out skinny-sm90.json
 
@@ -46,7 +46,7 @@ SHAPES = {
 """qkv and gate+up of Qwen3-0.6B and 14B, qkv of 30B-A3B, qkv and gate+up of Llama-3.1-8B, Qwen2.5-7B and Qwen3-4B,
 each with the forms that its place in a layer allows."""
 ROWS = (1, 4, 8, 16)
-"""Norms are taken in by products of one row."""
+"""Only products of one row are fused with norms."""
 WINS = 0.97
 """Of the time of what it replaces: less is no noise."""
 
@@ -56,7 +56,7 @@ Tile = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Work:
-    """A form of a product on weights (n, k), for so many rows."""
+    """A form of a product of ``rows`` rows on weights (n, k)."""
 
     n: int
     k: int
@@ -204,7 +204,7 @@ def read_table(path: Path) -> dict[str, Any]:
 def main() -> None:
     """Compile, measure, print, write."""
     parser = Parser(__doc__)
-    parser.add_argument("--table", type=Path, help="the tiles of plain products to put the fused ones beside")
+    parser.add_argument("--table", type=Path, help="the tiles of plain products, to which the fused ones are added")
     parser.add_argument("--out", type=output, default="skinny-sm90.json")
     parser.add_argument("--workers", type=positive, default=min(12, os.cpu_count() or 1), help="that compile")
     options = parser.parse_args()
@@ -224,10 +224,10 @@ def main() -> None:
     for work in tqdm(works, desc="measuring"):
         row = bench.measure(work)
         measured.append(row)
-        beside = f", {row['norm_then_act_us']:.2f} with the activation alone" if "norm_then_act_us" in row else ""
+        act_alone = f", {row['norm_then_act_us']:.2f} with the activation alone" if "norm_then_act_us" in row else ""
         print(
             f"{work.name}: fused {row['fused_us']:.2f} us {row['tile']} "
-            f"({row['gigabytes'] / row['fused_us'] * 1e3:.2f} TB/s), separate {row['separate_us']:.2f} us{beside}, "
+            f"({row['gigabytes'] / row['fused_us'] * 1e3:.2f} TB/s), separate {row['separate_us']:.2f} us{act_alone}, "
             f"error {row['error']:.1e}{'' if row['wins'] else ' (loses)'}"
         )
     keep({**table, **about(options), **parts_of(measured), "measured": measured}, options.out, indent=None)

@@ -139,7 +139,7 @@ class Work:
                     down_grouped(self.rows, self.inner, weights.w2, self.scale, slots, experts, total, tile)
 
     def run_rest(self, block_m: int) -> None:
-        """What sorting needs beside the products."""
+        """What sorting needs in addition to the products."""
         for i, ids in enumerate(self.ids):
             align(*self.aligned(block_m)[i], ids, self.geometry.experts, block_m)
             sum_pairs(self.out, self.rows, ids, self.geometry.experts)
@@ -367,7 +367,7 @@ def write(
     rows: list[dict[str, Any]],
     facts: dict[str, Any],
 ) -> None:
-    """The table that moe:fused reads, and beside it, outside the package, what was measured."""
+    """The table that moe:fused reads, and next to it, outside the package, the measurements."""
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.no_search:
         (args.out / geometry.file_name).write_text(dump_table(tilings, **facts))

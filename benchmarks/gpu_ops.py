@@ -214,7 +214,7 @@ def sample_args(batch: int, temperature: float, top_k: int, top_p: float) -> Sam
 
 def alone_share(call: Callable[[], Any], rows: int, *, by_k: bool) -> float:
     """Of the rows of one filtered call: those that one program went through whole, to find the k-th logit, or else
-    because all those trials of top-p had failed that programs share.
+    because all draws of top-p that programs share had failed.
     """
     states: list[torch.Tensor] = []
     launch = sampling.filter_rows
@@ -222,7 +222,7 @@ def alone_share(call: Callable[[], Any], rows: int, *, by_k: bool) -> float:
     def noting(*args: Any) -> tuple[torch.Tensor, ...]:
         found = launch(*args)
         chosen = found[-1][:rows]
-        states.append(chosen.clone() if by_k else chosen)  # trials change it
+        states.append(chosen.clone() if by_k else chosen)  # draws change it
         return found
 
     with patch.object(sampling, "filter_rows", noting):

@@ -3,10 +3,10 @@
     python benchmarks/host_prefill.py             # dense layers
     python benchmarks/host_prefill.py --experts   # layers of experts
 
-Engine, model, minisgl-cuda and minisgl-fa are real, down to the packed struct that goes into each launch; behind it
-stands a library that launches nothing, and FlashAttention 3 is a function that returns at once. Matrices are tiny, so
-that what the framework does around a product is all that is left of it. The sum is what the host has to do before a
-device can have the last kernel of a pass, except for the driver's part and FlashAttention's own C++.
+Engine, model, minisgl-cuda and minisgl-fa are real, down to the packed struct of each launch. The library behind it
+launches nothing, and FlashAttention 3 is a function that returns at once. Matrices are tiny, so that only the
+framework's work around a product remains. The sum is what the host has to do before a device can have the last kernel
+of a pass, except for the driver's part and FlashAttention's own C++.
 
 With ``--experts`` minisgl-moe is real too, and so is Triton, on a driver that launches nothing; its first run compiles.
 
@@ -159,7 +159,7 @@ def _as_chosen(spec: BackendSpec) -> dict[str, Any]:
 
 
 def build_engine(folder: Path, geometry: dict[str, Any], layers: int) -> Engine:
-    """An engine of so many layers; kernels must be free already."""
+    """An engine with ``layers`` layers; kernels must be free already."""
     (folder / "config.json").write_text(json.dumps({**geometry, "num_hidden_layers": layers}))
     config: dict[str, Any] = {
         "model_path": str(folder),
@@ -183,13 +183,13 @@ def microseconds(engines: Iterable[Engine]) -> list[float]:
     ids, params = torch.arange(ROW_TOKENS, dtype=torch.int32), SamplingParams()
     times: list[list[int]] = [[] for _ in engines]
     for turn in range(WARM_PASSES + PASSES):
-        for engine, taken in zip(engines, times, strict=True):
+        for engine, seconds in zip(engines, times, strict=True):
             batch = Batch([Req(ids, row, 0, 8, row, params) for row in range(ROWS)], "prefill")
             begin = time.thread_time_ns()
             engine.forward_batch(batch, engine.sampler.prepare(batch))
             if turn >= WARM_PASSES:
-                taken.append(time.thread_time_ns() - begin)
-    return [statistics.median(taken) / 1000 for taken in times]
+                seconds.append(time.thread_time_ns() - begin)
+    return [statistics.median(seconds) / 1000 for seconds in times]
 
 
 def main() -> None:
@@ -212,9 +212,7 @@ def main() -> None:
         for engine in engines:
             engine.shutdown()
     layer = (whole - few) / (LAYERS - FEW_LAYERS)
-    print(
-        f"{whole:.0f} us per pass of {LAYERS} layers: {layer:.1f} us per layer, {whole - LAYERS * layer:.0f} us beside"
-    )
+    print(f"{whole:.0f} us per pass of {LAYERS} layers: {layer:.1f} us per layer, {whole - LAYERS * layer:.0f} us once")
 
 
 if __name__ == "__main__":

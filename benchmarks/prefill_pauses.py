@@ -3,9 +3,9 @@
     python benchmarks/prefill_pauses.py                                      # tiny, on any machine
     python benchmarks/prefill_pauses.py --model DIR --prompts 64 --tokens 1024 --json pauses.json
 
-Each call of ``LLM.generate`` answers the same prompts with one token, on an empty prefix cache. Beside its wall time
-stand the collections of Python's garbage collector with their durations, the allocator's retries and allocations (on a
-GPU), the process's context switches and page faults, and the modules that were imported. Weights are random.
+Each call of ``LLM.generate`` answers the same prompts with one token, on an empty prefix cache. With its wall
+time it reports the runs of Python's garbage collector and their durations, the allocator's retries and allocations (on
+a GPU), the process's context switches and page faults, and the modules that were imported. Weights are random.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ CALLS, BLOCKS = 50, 100
 
 
 def write_plugins(site: Path, count: int) -> None:
-    """So many distributions, each with two variants of two roles, as pip would leave them."""
+    """Write distributions, each with two variants of two roles, like pip."""
     for number in range(count):
         name = f"bench_plugin_{number:02}"
         (site / f"{name}.py").write_text(PLUGIN.format(name=name))
@@ -125,7 +125,7 @@ def _child(path: str) -> dict[str, Any]:
 
 def call_cost() -> dict[str, Any]:
     """Microseconds of a layer's attention call in a decode batch of one row, both ways in turns: medians of the means
-    of blocks, and the median of the ratios of neighbouring blocks.
+    of blocks, and the median of the ratios of adjacent blocks.
     """
     with tempfile.TemporaryDirectory() as folder:
         engine, batch = _decode_batch(Path(folder))

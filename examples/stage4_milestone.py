@@ -82,7 +82,7 @@ def make_model(folder: Path, layers: int = 2, vocab: int = 2048) -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""``minisgl bench --ablate``: which rows, where they are kept as they come, and how they are shown."""
+"""``minisgl bench --ablate``: selects, stores and shows the rows of an ablation."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = ["Ablation", "ablation_options", "run_ablation"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MANY: Final = 2
-"""Rows that cannot run here share a line if there are this many."""
+"""Number of rows that cannot run here from which they share a line."""
 _WIDEST: Final = 240
-"""Characters of an error in the table; the line that a row has as soon as it is there, and JSON, have all of it."""
+"""Characters of an error in the table. The line printed for each row as it finishes, and JSON, have all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """What the options say."""
+    """The options of an ablation."""
 
     variants: tuple[Variant, ...]
     out: Path | None
@@ -44,7 +44,7 @@ class Ablation:
     row_limit: float
 
     def modes(self, mode: str) -> list[str]:
-        """The work asked for, and that which some rows need instead."""
+        """The requested mode, and those that some rows need instead."""
         return list(dict.fromkeys([mode, *(variant.mode for variant in self.variants if variant.mode)]))
 
 
@@ -121,7 +121,9 @@ def run_ablation(
     repeat: int,
     as_json: bool,
 ) -> int:
-    """Measure, show and keep; exits with 1 if the default itself could not be measured, with 130 after Ctrl-C."""
+    """Measure, show and store the rows. Exits with 1 if the default could not be measured, and with 130
+    after Ctrl-C.
+    """
     from minisgl_core.bench.ablate import Job, ablate
     from minisgl_core.bench.ablation_table import AblationTable
 
@@ -160,7 +162,7 @@ def _interrupted(measured: int, out: Path | None) -> str:
 
 
 def _facts(config: EngineConfig, mode: str, name: str, tp_size: int, repeat: int) -> dict[str, Any]:
-    """What all rows of one table must have in common, beside the work."""
+    """The facts that all rows of one table must have in common, in addition to the work."""
     from minisgl_core.bench.facts import plan_facts
     from minisgl_core.bench.provenance import provenance
     from minisgl_core.engine.plan_resolution import make_plan

@@ -1,4 +1,4 @@
-"""The entry of ``minisgl``: finds the command's module, and turns errors into one line and an exit code."""
+"""The entry point of ``minisgl``: imports the command's module, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _NO_STDOUT: Final = "standard output cannot be written: {}; redirect it to a fil
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command that is not imported yet: ``module`` has a click command called ``command``."""
+    """A command that has not been imported. ``module`` contains a click command named ``command``."""
 
     module: str
     help: str
 
 
 COMMANDS: Final[Mapping[str, CommandEntry]] = {
-    "generate": CommandEntry("minisgl_core.cli.generate", "Answer prompts, once."),
-    "chat": CommandEntry("minisgl_core.cli.chat", "Talk with a model in the terminal."),
-    "plugins": CommandEntry("minisgl_core.cli.plugins", "What is installed: plugins, their backends, their failures."),
-    "explain": CommandEntry("minisgl_core.cli.explain", "What would run here, and why not the others."),
-    "verify": CommandEntry("minisgl_core.cli.verify", "Does a backend do what its contract says and its caps claim?"),
-    "replay": CommandEntry("minisgl_core.cli.replay", "Run a recorded step on a backend, without the model."),
-    "calibrate": CommandEntry("minisgl_core.cli.calibrate", "Measure which backends are fastest here."),
-    "bench": CommandEntry("minisgl_core.cli.bench", "Measure throughput and latency on fixed work."),
-    "doctor": CommandEntry("minisgl_core.cli.doctor", "What is wrong with this installation, and what to do."),
-    "new-plugin": CommandEntry("minisgl_core.cli.new_plugin", "Write a plugin to start a backend from."),
-    "demo-model": CommandEntry("minisgl_core.cli.demo_model", "Fetch the demo model, check it, print its path."),
+    "generate": CommandEntry("minisgl_core.cli.generate", "Generate answers to prompts."),
+    "chat": CommandEntry("minisgl_core.cli.chat", "Chat with a model in the terminal."),
+    "plugins": CommandEntry("minisgl_core.cli.plugins", "List installed plugins, their backends and failures."),
+    "explain": CommandEntry("minisgl_core.cli.explain", "Show which backends would run, and why not the others."),
+    "verify": CommandEntry("minisgl_core.cli.verify", "Run the conformance kit on a backend."),
+    "replay": CommandEntry("minisgl_core.cli.replay", "Replay a step recording on a backend, without the model."),
+    "calibrate": CommandEntry("minisgl_core.cli.calibrate", "Measure which backends are fastest on this machine."),
+    "bench": CommandEntry("minisgl_core.cli.bench", "Measure throughput and latency on fixed workloads."),
+    "doctor": CommandEntry("minisgl_core.cli.doctor", "Diagnose the installation and suggest remedies."),
+    "new-plugin": CommandEntry("minisgl_core.cli.new_plugin", "Write a new plugin from a template."),
+    "demo-model": CommandEntry("minisgl_core.cli.demo_model", "Download the demo model and print its path."),
 }
 """Every command, in the order of the help."""
 
 
 class _Commands(click.Group):
-    """Lists commands from :data:`COMMANDS`; imports only the one that is run."""
+    """Lists the commands of :data:`COMMANDS`, and imports only the one that runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -72,13 +72,13 @@ class _Commands(click.Group):
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """click's own cuts the help of a command to one line of the terminal."""
+        """List the commands with their whole help; click would cut it to one line of the terminal."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
 
 class _Errors:
-    """How errors are shown."""
+    """Prints errors."""
 
     debug = False
 
@@ -110,7 +110,7 @@ def _app(ctx: click.Context) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0, 2 for a wrong call, 1 for a failure, 130 for Ctrl-C."""
+    """Run one command. Returns the exit code: 0; 2 for an invalid call, 1 for a failure, 130 for Ctrl-C."""
     with forgiving_stderr():
         return _main(arguments)
 
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     errors = _Errors()
-    if sys.stdout is None:  # closed by the caller: all that is printed would be lost in silence
+    if sys.stdout is None:  # closed by the caller: all output would be lost silently
         return _fail(_NO_STDOUT.format(os.strerror(errno.EBADF)), 1, errors)
     try:
         result = _app.main(given, prog_name=PROGRAM, standalone_mode=False, obj=errors)
@@ -131,7 +131,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except MinisglError as error:
         return _fail(error.headline, error.exit_code, errors, error.details)
     except BrokenPipeError:
-        _drop_stdout()  # its reader has gone
+        _drop_stdout()  # its reader has exited
         return 1
     except Exception as error:
         if isinstance(error, OSError) and _is_of_printing(error):
@@ -143,7 +143,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _is_of_printing(error: OSError) -> bool:
-    """Was it raised by a write of :func:`click.echo`? The error itself names no file then."""
+    """True if the error was raised by a write of :func:`click.echo`; such an error names no file."""
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
@@ -151,7 +151,7 @@ def _is_of_printing(error: OSError) -> bool:
 
 
 def _drop_stdout() -> None:
-    """Python would complain once more when it flushes at exit."""
+    """Replace stdout, so that Python does not report the error again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""``minisgl generate --input``: many requests of a file, answered together and written as they finish."""
+"""``minisgl generate --input``: answers many requests of a file together, and writes each answer as it finishes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["run_batch"]
 
 _AHEAD: Final = 4
-"""Requests that are handed to the engine, for each that it serves at a time: it never waits for the next."""
+"""Requests submitted to the engine for each one that it serves at a time, so that it never waits for the next."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """What has become of the lines."""
+    """Counts of the lines by outcome."""
 
     answered: int = 0
     tokens: int = 0
@@ -40,9 +40,9 @@ class _Count:
 def run_batch(
     settings: Settings, source: str, target: str, sampling: Mapping[str, Any], *, chat: bool, system: str | None
 ) -> int:
-    """Answer the lines of ``source`` that ``target`` has no answer to. Exits with 1 if one could not be answered.
+    """Answer the lines of ``source`` that have no answer in ``target``. Exits with 1 if a line could not be answered.
 
-    ``chat`` puts prompts of text into the model's chat template, below a ``system`` message if there is one.
+    ``chat`` applies the model's chat template to prompts of text, after a ``system`` message if there is one.
     """
     if same_file(source, target):
         raise UsageError("--input and --output are one file", field="--output", value=target, remedy="name another")

@@ -1,4 +1,4 @@
-"""``minisgl bench``: throughput and latency on fixed work, beside other engines and the physical limit."""
+"""``minisgl bench``: throughput and latency on fixed workloads, compared with other engines and the hardware limit."""
 
 from __future__ import annotations
 
@@ -53,12 +53,11 @@ def command(
     ablation: Ablation | None,
     as_json: bool,
 ) -> int:
-    """Measure throughput and latency on fixed work.
+    """Measure throughput and latency on fixed workloads.
 
-    The modes: offline throughput, batch-1 latency, prefill, and requests that share a prefix.
-
-    All requests arrive at once; end of sequence is ignored. With --geometry, or a folder that holds nothing but a
-    config.json, the weights are random.
+    The modes: offline throughput, batch-1 latency, prefill, and requests that share a prefix. All requests arrive at
+    once; end of sequence is ignored. With --geometry, or a folder that contains only a config.json, the weights are
+    random.
     """
     from minisgl_core.bench import make_workload
     from minisgl_core.bench.peers import peer_rows
@@ -77,7 +76,7 @@ def command(
         config = _config(settings, path, workload.longest, dummy)
         return _measure(config, settings, workload, name, repeat or 3, against, short, as_json)
 
-    peer_rows(mode, geometry_name or "", against)  # an unknown name must not cost a measurement
+    peer_rows(mode, geometry_name or "", against)  # an unknown name must fail before the measurement
     refuse_two_models(settings, geometry_name)
     if geometry_name:
         from minisgl_core.bench.session import model_folder
@@ -127,7 +126,7 @@ def _measure(
 
     about = provenance(config.device)
     with open_session(config, settings.engine.tp_size) as session:
-        click.echo(plan_line(session.plan), err=True)  # before the long part: it says what is about to be measured
+        click.echo(plan_line(session.plan), err=True)  # before the long part, so that the user sees what is measured
         result = session.measure(workload, repeat)
         found = result_json(workload, name, result, session, about)
     if as_json:
@@ -158,7 +157,7 @@ def _print(mode: str, name: str, result: Result) -> None:
     from dataclasses import asdict
 
     median, slowest = asdict(result.median), result.slowest
-    decodes = median["tpot_ms"] is not None  # else each request ended with its first token
+    decodes = median["tpot_ms"] is not None  # otherwise each request ended with its first token
     rows = []
     for title, figure, form in _SHOWN:
         cells = [

@@ -1,4 +1,4 @@
-"""``minisgl calibrate``: times the backends that would fit here, for one model's shapes, and keeps the result."""
+"""``minisgl calibrate``: times the backends that fit here, for the shapes of one model, and stores the result."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ __all__ = ["command"]
 @click.option("--quick", is_flag=True, help="Fewer sizes and repetitions.")
 @json_option
 def command(settings: Settings, geometry_name: str | None, device: str | None, quick: bool, as_json: bool) -> int:
-    """Measure which backends are fastest here.
+    """Measure which backends are fastest on this machine.
 
-    Every backend that would fit this model on this device is timed in every entry of the plan, over numbers of rows and
-    lengths, at one rank's shapes. From then on a choice that is left open goes by that, on this machine and for these
-    shapes, until a version changes; `minisgl explain` shows it. Exits with 1 if some backend could not be timed.
+    Every backend that fits this model on this device is timed for every entry of the plan, over numbers of rows and
+    lengths, at the shapes of one rank. From then on an open choice (`auto`) follows the measurements, on this machine
+    and for these shapes, until a version changes; `minisgl explain` shows them. Exits with 1 if some backend could not
+    be timed.
     """
     from minisgl_core.calibrate.measure import calibrate
     from minisgl_core.calibration.store import save

@@ -42,13 +42,12 @@ _FENCE: Final = '"""'
 @sampling_options
 @settings_options("model", "engine")
 def command(settings: Settings, system: str | None, **sampling: Any) -> int:
-    """Talk with a model in the terminal.
+    """Chat with a model in the terminal.
 
-    Each line is a message; a line that ends with a backslash goes on in the next one, and so does all between two
-    lines of three quotation marks. /help lists the commands, Ctrl-C ends an answer, Ctrl-D the conversation. Without
-    a model the demo model answers, and is downloaded first if need be.
-
-    Lines piped to standard input are answered one after another; the exit code is then 1 if one could not be.
+    Each line is a message. A line that ends with a backslash continues in the next one, and so does everything between
+    two lines of three quotation marks. /help lists the commands, Ctrl-C ends an answer, Ctrl-D ends the conversation.
+    Without a model the demo model is used, and downloaded if necessary. Lines piped to standard input are answered one
+    after another; the exit code is 1 if one of them could not be answered.
     """
     params = sampling_params(sampling)
     stdin = open_stdin()
@@ -69,7 +68,7 @@ def command(settings: Settings, system: str | None, **sampling: Any) -> int:
 
 
 def _talk(conversation: _Conversation, reader: _Reader) -> bool:
-    """Until the user ends it. Were all messages answered?"""
+    """Run the conversation until the user ends it; True if all messages were answered."""
     all_answered = True
     while (line := reader.message()) is not None:
         match line.strip():
@@ -91,7 +90,7 @@ def _talk(conversation: _Conversation, reader: _Reader) -> bool:
 
 
 def _answer(conversation: _Conversation, message: str) -> bool:
-    """Was it answered? A message that cannot be served does not end the conversation."""
+    """Answer one message; True on success. A message that cannot be served does not end the conversation."""
     try:
         error = conversation.answer(message)
     except AdmissionError as refusal:
@@ -102,14 +101,16 @@ def _answer(conversation: _Conversation, message: str) -> bool:
 
 
 class _Reader:
-    """Takes messages from the keyboard, or from a pipe."""
+    """Reads messages from the keyboard or a pipe."""
 
     def __init__(self, interactive: bool) -> None:
         self._interactive = interactive
         self._interrupted = False
 
     def message(self) -> str | None:
-        """None at the end of the input, and after Ctrl-C twice in a row; once gives up what was typed."""
+        """The next message; None at the end of the input and after two Ctrl-C in a row. One Ctrl-C discards the typed
+        text.
+        """
         try:
             found = self._message()
         except KeyboardInterrupt:
@@ -143,7 +144,7 @@ class _Reader:
             yield line
 
     def _line(self, prompt: str) -> str | None:
-        """Without its end; None at the end of the input."""
+        """A line without its line end; None at the end of the input."""
         if not self._interactive:
             line = read_text(sys.stdin.readline)
             return line.removesuffix("\n") if line else None
@@ -169,13 +170,13 @@ class _Conversation:
         return len(self._messages) > len(self._beginning)
 
     def reset(self) -> None:
-        """Forget all but the system message."""
+        """Discard all messages except the system message."""
         self._messages = list(self._beginning)
 
     def answer(self, message: str) -> str | None:
-        """Print the answer as it comes; Ctrl-C cuts it, and what was said until then belongs to the conversation.
+        """Print the answer while it is generated; Ctrl-C ends it, and the text so far belongs to the conversation.
 
-        Returns what went wrong on the way; then, as when it is refused, the conversation is what it was.
+        Returns what went wrong, if anything. Then, as after a refusal, the conversation is unchanged.
         """
         asked = [*self._messages, {"role": "user", "content": message}]
         stream = self._llm.stream(self._tokenizer.apply_chat_template(asked), self._params)

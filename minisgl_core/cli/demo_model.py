@@ -1,4 +1,4 @@
-"""``minisgl demo-model``: fetches the demo model and says where it is."""
+"""``minisgl demo-model``: downloads the demo model and prints its path."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["command"]
 @click.command(name="demo-model")
 @json_option
 def command(as_json: bool) -> None:
-    """Fetch the demo model, check it, print its path.
+    """Download and verify the demo model, and print its path.
 
-    Nothing is downloaded if it is there already. The check is of its size and sha256, and told on standard error.
+    Nothing is downloaded if it is in the cache. Its size and sha256 are verified; the result is reported on standard
+    error.
     """
     path = ensure_demo_model()
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""``minisgl generate``: prompts in, answers out, once."""
+"""``minisgl generate``: answers prompts and exits."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _SHOWN: Final = 60
-"""Characters of a prompt above its answer, where there are several."""
+"""Characters of a prompt that are shown above its answer, if there are several."""
 
 
 @click.command(name="generate")
-@click.option("--prompt", "-p", "texts", multiple=True, metavar="TEXT", help="Text to go on from; repeatable.")
+@click.option("--prompt", "-p", "texts", multiple=True, metavar="TEXT", help="Text to continue; repeatable.")
 @click.option("--prompt-ids", "id_lists", multiple=True, metavar="IDS", help="Token ids such as 1,2,3; repeatable.")
 @click.option("--prompt-file", "files", multiple=True, metavar="FILE", help="A file's text; - = standard input.")
-@click.option("--chat", is_flag=True, help="Put each prompt into the model's chat template, as the user's message.")
-@click.option("--system", metavar="TEXT", help="System message in front of it; goes with --chat.")
+@click.option("--chat", is_flag=True, help="Apply the chat template: each prompt is a user message.")
+@click.option("--system", metavar="TEXT", help="System message before it; requires --chat.")
 @sampling_options
 @settings_options("model", "engine", "debug")
 @click.option("--input", "source", metavar="FILE", help="Requests as JSON lines; - = standard input.")
@@ -52,7 +52,7 @@ _SHOWN: Final = 60
     "--output", "target", metavar="FILE", help="With --input: the answers as JSON lines. [-, standard output]"
 )
 @json_option
-@click.option("--plan", "whole_plan", is_flag=True, help="With --json: the whole plan too.")
+@click.option("--plan", "whole_plan", is_flag=True, help="With --json: include the whole plan.")
 def command(
     settings: Settings,
     texts: Sequence[str],
@@ -66,20 +66,20 @@ def command(
     whole_plan: bool,
     **sampling: Any,
 ) -> int:
-    """Answer prompts, once.
+    """Generate answers to prompts.
 
-    Without a prompt option the prompt is what is piped to standard input; without a model the demo model answers, and
-    is downloaded first if need be. Standard output gets the answer only, as it comes.
+    Without a prompt option the prompt is read from piped standard input. Without a model the demo model is used, and
+    downloaded if necessary. Only the answer is written to standard output, while it is generated.
 
     --json prints one object with text, token_ids, finish_reason, usage and backends, by role. For several prompts it
     has outputs, a list of objects with the first four in the order of the prompts; usage, their sums; and backends.
     --plan adds the plan.
 
-    --input takes a file with one request a line, such as {"id": "a", "prompt": "Hello", "max_tokens": 8}. A prompt is
-    a text or a list of token ids; messages may take its place; any sampling parameter may follow, and wins over its
-    flag. Without an id a line has its number. Each answer is added to --output as soon as it is there, with its id;
-    run again, and what is answered already is skipped. A line that cannot be answered is named on standard error,
-    and the exit code is 1.
+    --input reads a file with one request per line, such as {"id": "a", "prompt": "Hello", "max_tokens": 8}. A prompt is
+    a text or a list of token ids; messages may replace it. Any sampling parameter may follow, and takes precedence over
+    its flag. A line without an id gets its number. Each answer is appended to --output when it is complete, with its
+    id; if the command is run again, answered requests are skipped. A line that cannot be answered is reported on
+    standard error, and the exit code is 1.
     """
     if system is not None and not chat:
         raise UsageError("--system is given without --chat", field="--system", value=system, remedy="add --chat")
@@ -114,13 +114,11 @@ def _refuse_mixture(given: Mapping[str, Any], *prompts: Sequence[str]) -> None:
             raise UsageError(f"{flag} is given without {other}", field=flag, remedy=f"add {other}")
     if given["--input"] is not None and (given["--json"] or any(prompts)):
         what = "--json is" if given["--json"] else "prompts are"
-        raise UsageError(
-            f"{what} given beside --input", field="--input", remedy="its lines are all of it: leave it out"
-        )
+        raise UsageError(f"{what} given together with --input", field="--input", remedy="give one or the other")
 
 
 def _messages(prompts: list[Prompt], path: Path, system: str | None, chat: bool) -> list[Prompt]:
-    """The prompts as the model gets them. Refuses those that this model's tokenizer cannot serve."""
+    """The prompts as the model receives them. Refuses prompts that this model's tokenizer cannot encode."""
     if not isinstance(prompts[0], str):
         if chat:
             raise UsageError("--chat cannot wrap --prompt-ids", field="--chat", remedy="give text, or leave out --chat")
@@ -133,7 +131,7 @@ def _messages(prompts: list[Prompt], path: Path, system: str | None, chat: bool)
 
 
 def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
-    """Text as it comes; of a model without tokenizer the token ids."""
+    """Print the text while it is generated; for a model without tokenizer, the token ids."""
     start, count, reason, error = time.perf_counter(), 0, None, None
     with log_held():
         for chunk in llm.stream(prompt, params):
@@ -155,7 +153,7 @@ def _speed(tokens: int, seconds: float) -> str:
 
 
 def _print_all(llm: LLM, messages: list[Prompt], params: SamplingParams, prompts: Sequence[Prompt]) -> None:
-    """Each answer under a line with the beginning of its prompt; how each ended, and how long all took together."""
+    """Print each answer below the beginning of its prompt, how each ended, and the total time."""
     start = time.perf_counter()
     answers = llm.generate(messages, params, progress=shows_progress())
     seconds = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""The log and text that comes piece by piece share a terminal."""
+"""Keeps the log out of streamed text on the same terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Holding(logging.Handler):
 
 @contextlib.contextmanager
 def log_held() -> Iterator[None]:
-    """What minisgl logs in this block is logged when it has ended: it would land in the middle of a streamed line."""
+    """Hold back minisgl's log until this block ends, so that it is not printed in the middle of a streamed line."""
     holding = _Holding()
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(logger.handlers[:], logger.propagate) for logger in loggers]

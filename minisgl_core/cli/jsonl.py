@@ -31,30 +31,30 @@ class Line:
     """One request. ``prompt``: text, token ids, or the messages of a conversation."""
 
     number: int
-    """From 1"""
+    """Line number, from 1."""
     id: Id
     prompt: str | list[int] | list[dict[str, Any]]
     params: SamplingParams
 
     @property
     def is_chat(self) -> bool:
-        """Does it hold messages?"""
+        """True if it has messages."""
         return not isinstance(self.prompt, str) and isinstance(self.prompt[0], dict)
 
 
 @dataclass(slots=True)
 class Lines:
-    """What a file holds. ``problems``: why a line is no request, by its number."""
+    """The requests of a file. ``problems``: what is wrong with a line, by its number."""
 
     good: list[Line] = field(default_factory=list)
     problems: dict[int, str] = field(default_factory=dict)
 
 
 def read_lines(name: str, defaults: Mapping[str, Any]) -> Lines:
-    """The requests of a file, or of standard input if it is called ``-``. ``defaults``: sampling parameters of lines
-    that do not name them.
+    """Read the requests of a file, or of standard input if it is named ``-``.
 
-    Raises :class:`UsageError` for a file that cannot be read; a line that is wrong is one of the ``problems``.
+    ``defaults``: sampling parameters for lines that do not set them. Raises :class:`UsageError` for a file that cannot
+    be read; an invalid line is one of the ``problems``.
     """
     found, numbers = Lines(), dict[Id, int]()
     for number, text in enumerate(_read(name).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
@@ -132,7 +132,7 @@ def _is_list_of(kind: type, value: object) -> bool:
 
 
 class Answers:
-    """The output: one JSON document per line. ``done`` are the ids that it held already."""
+    """The output: one JSON document per line. ``done`` are the ids of answers that it already has."""
 
     def __init__(self, file: IO[bytes], name: str, done: set[Id]) -> None:
         self._file, self._name, self.done = file, name, done
@@ -140,15 +140,15 @@ class Answers:
     @classmethod
     @contextlib.contextmanager
     def open(cls, name: str) -> Iterator[Answers]:
-        """A file to go on with, made if need be, whose last line is removed if it was cut; ``-`` = standard output.
+        """Open a file to append to; ``-`` = standard output. An incomplete last line is removed.
 
-        Raises :class:`UsageError` for a file that cannot be written, or holds anything but answers.
+        Raises :class:`UsageError` for a file that cannot be written, or contains anything other than answers.
         """
         if name == "-":
             yield cls(sys.stdout.buffer, "standard output", set())
             return
         try:
-            whole = not os.path.exists(name) or os.path.isfile(name)  # a device has no beginning to read
+            whole = not os.path.exists(name) or os.path.isfile(name)  # a device cannot be read from the beginning
             file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") if whole else open(name, "wb")  # noqa: SIM115
         except OSError as error:
             raise UsageError(
@@ -164,7 +164,7 @@ class Answers:
                 file.close()
 
     def write(self, key: Id, answer: Mapping[str, Any]) -> None:
-        """Add a line, whole, for others to read at once."""
+        """Append a complete line and flush it."""
         try:
             self._file.write(json.dumps({"id": key, **answer}).encode() + b"\n")
             self._file.flush()
@@ -180,7 +180,7 @@ class Answers:
 
 
 def _ids_of(file: IO[bytes], name: str) -> set[Id]:
-    """The ids of a file's answers. Leaves it at its end, without a last line that was cut."""
+    """The ids of the answers in a file. Leaves the file at its end, without an incomplete last line."""
     done, end = set[Id](), 0
     for number, text in enumerate(file.read().splitlines(keepends=True), 1):
         whole = text.endswith(b"\n")
@@ -210,5 +210,5 @@ def _no_answers(name: str, number: int) -> UsageError:
 
 
 def same_file(one: str, other: str) -> bool:
-    """Do two names mean one file? Standard streams do not."""
+    """True if two names refer to the same file; standard streams never do."""
     return "-" not in (one, other) and os.path.realpath(one) == os.path.realpath(other)

@@ -1,4 +1,4 @@
-"""What ``minisgl calibrate`` measured, as ``explain`` and ``calibrate`` show it."""
+"""Output of the measurements of ``minisgl calibrate``, for ``explain`` and ``calibrate``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from .output import print_table
 __all__ = ["calibration_json", "print_calibration", "print_points"]
 
 Candidates = Sequence[tuple[str, str]]
-"""(entry, backend) of everything that could be chosen"""
+"""(entry, backend) of every candidate."""
 
 
 def calibration_json(
     measured: Loaded, plan: Plan | None, candidates: Candidates, left_out: str | None
 ) -> dict[str, Any]:
-    """Points, noise and the plan's rules (null without a calibration), what is ignored, and what was never measured.
+    """The points, noise and rules of the plan (null without a calibration), what is ignored, and what was never
+    measured.
 
-    ``left_out``: why nobody looked for any, None = they were looked for.
+    ``left_out``: why the calibration was not looked up, None = it was.
     """
     found = measured.calibration
     return {
@@ -38,7 +39,7 @@ def calibration_json(
 
 
 def print_calibration(measured: Loaded, plan: Plan | None, candidates: Candidates, left_out: str | None) -> None:
-    """The same as text; a line if there is none."""
+    """Print the same as text; one line if there is no calibration."""
     if left_out is not None:
         click.echo(f"\nmeasurements of `minisgl calibrate` are left out: {left_out}")
         return
@@ -56,7 +57,7 @@ def print_calibration(measured: Loaded, plan: Plan | None, candidates: Candidate
 
 
 def print_points(found: Calibration, plan: Plan | None) -> None:
-    """A line for each size of each entry, then what the plan makes of it."""
+    """Print a line for each size of each entry, then the resulting rule of the plan."""
     sizes: dict[tuple[str, int, int], list[str]] = {}
     for point in sorted(found.points, key=lambda point: point.microseconds):
         graph = " (graph)" if point.captured else ""

@@ -1,4 +1,4 @@
-"""``minisgl new-plugin``: a distribution to start a backend from."""
+"""``minisgl new-plugin``: writes a new plugin distribution."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = ["command"]
 @click.option("--out", metavar="DIR", help="Folder to write, new or empty. [./minisgl_NAME]")
 @json_option
 def command(name: str, role: str, out: str | None, as_json: bool) -> None:
-    """Write a plugin to start a backend from.
+    """Write a new plugin from a template.
 
-    The distribution minisgl-NAME offers the backend ROLE:NAME: one spec, one class in plain torch to replace by a
-    kernel, and tests that the conformance kit makes from the spec, which pass at once. Nothing is overwritten.
+    The distribution minisgl-NAME offers the backend ROLE:NAME. It contains one spec, one class in plain torch to be
+    replaced by a kernel, and tests that the conformance kit derives from the spec, which pass immediately. Existing
+    files are not overwritten.
     """
     folder = Path(out or f"minisgl_{name}")
     made = write_distribution(name, cast("Role", role), folder, discover())

@@ -1,4 +1,4 @@
-"""Options that several commands share, made from the settings so that each is described once."""
+"""Options that several commands share, generated from the settings so that each is described once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def settings_options(
     *sections: str, without: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds ``--config``, ``--backend`` and a flag for every setting of these sections but those ``without``.
+    """Adds ``--config``, ``--backend`` and a flag for every setting of these sections except ``without``.
 
-    The command receives them merged with environment and file, as the argument ``settings``.
+    The command receives them, merged with environment and file, as the argument ``settings``.
     """
     keys = [(name, key) for name in sections for key in SECTIONS[name].model_fields if f"{name}.{key}" not in without]
 
@@ -51,7 +51,7 @@ def settings_options(
 
 @contextlib.contextmanager
 def _naming_sources(settings: Settings) -> Iterator[None]:
-    """Plugins check their options themselves, and do not know where they were written."""
+    """Name the source of an option in errors of plugins, which do not know it."""
     try:
         yield
     except ConfigError as error:
@@ -72,5 +72,5 @@ def _option(section: str, key: str) -> Callable[[F], F]:
     shown = f"{info.description} [{default}]" if default not in (None, "") else info.description
     if info.annotation is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", _parameter(section, key), default=None, help=shown)
-    # values stay text here: the settings check them, whatever source they come from
+    # values remain text here: the settings validate values from all sources
     return click.option(flag, _parameter(section, key), default=None, metavar=key.upper(), help=shown)

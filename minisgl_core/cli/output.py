@@ -19,12 +19,12 @@ def json_option(function: F) -> F:
 
 
 def print_json(data: object) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     click.echo(json.dumps(data, indent=2))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Left-aligned columns, the last of any width; wide terminals and pipes get the same text."""
+    """Print left-aligned columns, the last of any width; the text is the same for terminals and pipes."""
     table = [list(map(str, row)) for row in (headers, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(headers))]
     for row in table:

@@ -1,4 +1,4 @@
-"""Where ``minisgl generate`` takes its prompts from."""
+"""Reads the prompts of ``minisgl generate``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MOST_DIGITS: Final = 1000
 
 
 def read_prompts(texts: Sequence[str], id_lists: Sequence[str], files: Sequence[str]) -> list[Prompt]:
-    """The prompts of ``--prompt``, ``--prompt-ids`` or ``--prompt-file``; without any, all of a piped standard input.
+    """The prompts of ``--prompt``, ``--prompt-ids`` or ``--prompt-file``; without any, all of piped standard input.
 
-    Raises :class:`UsageError` for prompts of two kinds (their order would be a guess), none at all, an empty one, ids
-    that are no numbers, and a file that cannot be read as text.
+    Raises :class:`UsageError` for prompts of two kinds (whose order would be ambiguous), no prompt, an empty one, ids
+    that are not numbers, and a file that cannot be read as text.
     """
     given = {"--prompt": texts, "--prompt-ids": id_lists, "--prompt-file": files}
     kinds = [flag for flag, values in given.items() if values]
@@ -53,7 +53,7 @@ def read_prompts(texts: Sequence[str], id_lists: Sequence[str], files: Sequence[
 
 
 def _refuse_unread_stdin(flag: str) -> None:
-    """Raise :class:`UsageError` if standard input holds text too, which nobody would read."""
+    """Raise :class:`UsageError` if standard input has text as well, which would not be read."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
         descriptor = sys.stdin.fileno()
         found = os.fstat(descriptor)
@@ -65,7 +65,7 @@ def _refuse_unread_stdin(flag: str) -> None:
             return
         if waiting > 0:
             raise UsageError(
-                f"standard input holds text beside {flag}",
+                f"standard input has text in addition to {flag}",
                 field="stdin",
                 remedy=f"leave out {flag} to read it, or redirect it: </dev/null",
             )
@@ -73,14 +73,14 @@ def _refuse_unread_stdin(flag: str) -> None:
 
 def open_stdin() -> TextIO:
     """Standard input; raises :class:`UsageError` if the program was started with it closed."""
-    stdin: TextIO | None = sys.stdin  # None then, whatever the annotations say
+    stdin: TextIO | None = sys.stdin  # then it is None, despite its annotation
     if stdin is None:
         raise UsageError("standard input is closed", field="stdin", remedy="run it in a terminal, or pipe text to it")
     return stdin
 
 
 def read_text(read: Callable[[], str]) -> str:
-    """What ``read`` takes from standard input; raises :class:`UsageError` if that is no text."""
+    """Read standard input with ``read``; raises :class:`UsageError` if it is not text."""
     try:
         return read()
     except UnicodeDecodeError as error:
@@ -128,7 +128,7 @@ def _read_stdin() -> Prompt:
 
 
 def _without_line_end(text: str) -> str:
-    """Without the line end that editors and ``echo`` put last: it would change the answer."""
+    """Remove the final line end that editors and ``echo`` add, because it would change the answer."""
     return text.removesuffix("\n").removesuffix("\r")
 
 

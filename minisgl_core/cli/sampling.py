@@ -1,4 +1,4 @@
-"""The options that say how tokens are chosen, shared by the commands that generate."""
+"""The sampling options of the commands that generate text."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NUMBERS: Final[tuple[tuple[str, type, str], ...]] = (
     ("presence_penalty", float, "Taken from the logit of each token already generated. [0]"),
     ("frequency_penalty", float, "The same, times how often it was generated. [0]"),
 )
-"""Field of SamplingParams, type, help. Its defaults are stated here, because importing it brings NumPy."""
+"""Field of SamplingParams, type, help. Defaults are repeated here, because importing SamplingParams imports NumPy."""
 
 
 def sampling_options(function: F) -> F:
-    """Adds a flag for every sampling parameter. The command receives those given, and None for the others."""
+    """Adds a flag for every sampling parameter. The command receives the values given, and None for the others."""
     add: list[Callable[[F], F]] = [
         click.option(_flag(name), type=kind, metavar="N" if kind is int else "X", help=text)
         for name, kind, text in _NUMBERS
@@ -52,7 +52,9 @@ def sampling_names() -> tuple[str, ...]:
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
-    """From what :func:`sampling_options` passed; raises ``AdmissionError`` for a value out of range."""
+    """SamplingParams from the values of :func:`sampling_options`; raises ``AdmissionError`` for a value
+    out of range.
+    """
     from minisgl_core.core import SamplingParams
 
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})

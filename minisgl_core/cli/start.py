@@ -1,4 +1,4 @@
-"""From settings to a model that answers: what ``generate`` and ``chat`` share."""
+"""Starts a model from settings, for ``generate`` and ``chat``."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ __all__ = [
 ]
 
 _ROLES_SHOWN: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear")
-"""The others follow from device and model."""
+"""Roles that are shown; the others follow from device and model."""
 
 
 def find_model(settings: Settings) -> Path:
-    """Folder or file of the model that is named; the demo model's if none is. Either may be downloaded first."""
+    """The folder or file of the named model, or of the demo model; downloaded if necessary."""
     from minisgl_core.demo_model import DEMO_NAME, resolve_model_path
 
     return resolve_model_path(settings.model.path or DEMO_NAME)
 
 
 def refuse_two_models(settings: Settings, geometry_name: str | None) -> None:
-    """A geometry stands in for a model of a file or a variable, not for one that is named beside it."""
+    """Refuse a geometry together with a model on the command line; it overrides a model from a file or a variable."""
     if geometry_name and settings.sources.get("model.path") == "--model":
         raise UsageError("--model and --geometry are both given", field="--geometry", remedy="give one of them")
 
 
 def refuse_choice(settings: Settings) -> None:
-    """Raise what is wrong with the backends that are named and with their options, before a model is downloaded."""
+    """Raise an error for invalid backends and options before a model is downloaded."""
     from minisgl_core.registry import detect_device, discover
     from minisgl_core.registry.resolve import check_choice
 
@@ -69,8 +69,8 @@ def refuse_choice(settings: Settings) -> None:
 def need_tokenizer(path: Path, *, chat: bool) -> Tokenizer:
     """The model's tokenizer; raises :class:`UsageError` if it has none, or for a chat no chat template.
 
-    Asked before the weights are read, which may take minutes. What is no model at all is refused as that first:
-    :class:`CheckpointError`.
+    This is checked before the weights are read, which may take minutes. A path that is not a model is refused first,
+    with :class:`CheckpointError`.
     """
     from minisgl_core.modelconfig import read_model_config
     from minisgl_core.tokenizer import load_tokenizer
@@ -114,8 +114,9 @@ def refuse_early(prompts: Sequence[Prompt], params: SamplingParams, settings: Se
 
 
 def start_llm(kind: type[F], settings: Settings, path: Path, *, requests: int) -> F:
-    """The model with these settings, for at most so many requests at a time: a KV pool for more would only cost time
-    and memory. Its plan is printed on standard error.
+    """Start the model with these settings, for at most ``requests`` requests at a time.
+
+    A KV pool for more would only cost time and memory. The plan is printed on standard error.
     """
     engine = settings.engine.model_dump()
     engine["max_running_req"] = min(engine["max_running_req"], requests)
@@ -137,7 +138,7 @@ def start_llm(kind: type[F], settings: Settings, path: Path, *, requests: int) -
 
 @contextlib.contextmanager
 def report_shadow(llm: Face) -> Iterator[None]:
-    """If a second backend is compared, say so on standard error now, and what came of it at the end."""
+    """Report a shadow backend on standard error: now that it is compared, and at the end the result."""
     report = llm.shadow_report
     if report is None:
         yield
@@ -160,19 +161,19 @@ def _shadow_result(report: ShadowReport) -> str:
 
 
 def shows_progress() -> bool:
-    """Bars are for people: a log would keep every state of them."""
-    stderr: TextIO | None = sys.stderr  # None if it was closed, whatever the annotations say
+    """True if progress bars are shown: not in a log, which would keep every state of them."""
+    stderr: TextIO | None = sys.stderr  # None if it was closed, despite its annotation
     return stderr is not None and stderr.isatty()
 
 
 def backends_by_role(plan: Plan) -> dict[Role, list[str]]:
-    """Of the roles that do not follow from device and model."""
+    """The backends of the roles that do not follow from device and model."""
     labels = {role: [choice.label for choice in plan.choices(role)] for role in _ROLES_SHOWN}
     return {role: names for role, names in labels.items() if names}
 
 
 def plan_line(plan: Plan) -> str:
-    """One line: where and how the model runs, and the backends of each role. ``minisgl explain`` prints all of it."""
+    """One line with device, dtype and the backends of each role; ``minisgl explain`` prints the details."""
     backends = [f"{role}={','.join(labels)}" for role, labels in backends_by_role(plan).items()]
     ranks = f" x {plan.tp_size}" if plan.tp_size > 1 else ""
     graphs = "graphs" if plan.graph else "no graphs"

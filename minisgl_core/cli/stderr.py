@@ -1,4 +1,4 @@
-"""Standard error may take nothing (a full disk, a reader that has gone): what is told is lost then, no answer is."""
+"""Survives an unwritable standard error (a full disk, an exited reader): messages are lost, answers are not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["forgiving_stderr"]
 
 @contextlib.contextmanager
 def forgiving_stderr() -> Iterator[None]:
-    """Until it ends, a failing write to ``sys.stderr``, whoever makes it, is the last one: the others go nowhere."""
-    stream: TextIO | None = sys.stderr  # None if it was closed, whatever the annotations say
+    """While active, the first failing write to ``sys.stderr`` by any code disables it: later writes are discarded."""
+    stream: TextIO | None = sys.stderr  # None if it was closed, despite its annotation
     if stream is None:
         yield
         return
@@ -43,7 +43,7 @@ class _Forgiving:
         return getattr(self._stream, name)
 
     def _give_up(self) -> None:
-        """What is still buffered goes nowhere too: Python, flushing it at exit, would fail once more."""
+        """Discard buffered text as well: Python would fail again when it flushes at exit."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         with contextlib.suppress(OSError):  # it may have no descriptor
             os.dup2(nowhere, self._stream.fileno())

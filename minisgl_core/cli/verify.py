@@ -23,16 +23,16 @@ COLUMNS = ("passed", "failed", "note", "refused", "skipped")
 @click.argument("backend", metavar="ROLE:NAME[/VARIANT][@DISTRIBUTION]")
 @click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), default="auto")
 @click.option("--quick", is_flag=True, help="Fewer values per claim.")
-@click.option("--check", "only", default="", metavar="TEXT", help="Only checks whose name holds TEXT.")
+@click.option("--check", "only", default="", metavar="TEXT", help="Only checks whose name contains TEXT.")
 @click.option(
     "--limit", "limit_s", type=click.FloatRange(min=1), default=300.0, help="Seconds for one check. [300]", metavar="S"
 )
 @json_option
 def command(backend: str, device: str, quick: bool, only: str, limit_s: float, as_json: bool) -> int:
-    """Does a backend do what its contract says and its caps claim?
+    """Run the conformance kit on a backend.
 
-    Every claim is tried at its ends; what lies just outside must be refused. The checks run in child processes: one
-    that crashes, hangs or exits fails alone. Exits with 1 if a check fails.
+    Every claim is tried at its limits; values just outside must be refused. The checks run in child processes, so that
+    a crash, a hang or an exit fails only one check. Exits with 1 if a check fails.
     """
     from rich.progress import Progress
 
@@ -87,7 +87,7 @@ def _print(report: Report, console: Console) -> None:
 
 
 def _refusals(report: Report) -> dict[str, list[str]]:
-    """By reason: the checks that the backend refuses to run here."""
+    """The checks that the backend refuses to run here, by reason."""
     found: dict[str, list[str]] = {}
     for outcome in report.of_status("refused"):
         found.setdefault(outcome.detail, []).append(outcome.name)

@@ -106,7 +106,7 @@ class _RepagedPool:
 
 
 def repaged(pool: KVPool, page_size: int) -> KVPool:
-    """The pool as seen by a kernel with smaller pages; ``page_size`` must divide the pool's. Slot numbers do not
+    """The pool as seen by a kernel with smaller pages; ``page_size`` must divide the pool's. The slot numbers do not
     change.
     """
     return pool if page_size == pool.page_size else _RepagedPool(pool, page_size)

@@ -1,4 +1,4 @@
-"""What a model is: our own reading of config.json (transformers 4.x and 5.x spellings) and of GGUF metadata."""
+"""Reads model configurations: config.json (transformers 4.x and 5.x spellings) and GGUF metadata."""
 
 from .facts import ModelConfig, MoEConfig, RopeConfig
 from .hf import config_from_dict

@@ -15,7 +15,7 @@ class RopeConfig:
 
     theta: float
     rotary_dim: int
-    """How many leading dimensions of a head are rotated."""
+    """Number of leading dimensions of a head that are rotated."""
     kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -28,7 +28,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     divisors: tuple[float, ...] = ()
-    """What each base frequency is divided by, where a file lists that (GGUF, for llama3); empty = nothing."""
+    """Divisor of each base frequency, where a file lists them (GGUF, for llama3); empty = none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class MoEConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """All that the engine knows of a model before its weights are read."""
+    """Everything that the engine knows about a model before its weights are read."""
 
     architecture: str
     """Such as ``Qwen3ForCausalLM``."""
@@ -63,9 +63,9 @@ class ModelConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     dtype: str
-    """``float32``, ``bfloat16`` or ``float16``: what the checkpoint asks for."""
+    """``float32``, ``bfloat16`` or ``float16``: as the checkpoint states."""
     quantised: bool = False
-    """The weights lie in blocks of few bits, which say nothing of the dtype to compute in."""
+    """The weights are quantised in blocks, which do not determine the dtype to compute in."""
     file_bytes: int = field(default=0, compare=False)
     """Size of the files of a GGUF model; 0 for a folder."""
     hidden_act: str = "silu"
@@ -77,13 +77,14 @@ class ModelConfig:
     """Sliding window of each layer, None = full attention; one entry per layer."""
     moe: MoEConfig | None = None
     eos_token_ids: tuple[int, ...] = ()
-    """Union of config.json's and generation_config.json's."""
+    """Union of the ids in config.json and generation_config.json."""
     bos_token_id: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """config.json as it stands, for model plugins that read keys of their own; empty for GGUF."""
+    """config.json unchanged, for model plugins that read keys of their own; empty for GGUF."""
 
     def dtype_on(self, device: str) -> str:
-        """The dtype to compute in on ``cpu`` or ``cuda`` if none is asked for: the checkpoint's. A quantised one leaves
-        the choice: bfloat16 on a GPU, whose attention kernels have no float32.
+        """The dtype to compute in on ``cpu`` or ``cuda`` if none is requested: the checkpoint's.
+
+        A quantised checkpoint leaves the choice: bfloat16 on a GPU, whose attention kernels do not support float32.
         """
         return "bfloat16" if self.quantised and device != "cpu" else self.dtype

@@ -1,4 +1,4 @@
-"""What each model family means by a key that its config.json leaves out, as transformers 5 defines it."""
+"""The default of each key that a model family's config.json may omit, as in transformers 5."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Final, Literal
 __all__ = ["ANY_FAMILY", "FAMILIES", "Family", "WindowRule"]
 
 WindowRule = Literal["none", "all", "switched_all", "switched_upper", "switched_alternate"]
-"""Which layers have the sliding window when ``layer_types`` does not say: none; all; or, if ``use_sliding_window`` is
-set, all, those from ``max_window_layers`` up, or every other one below ``max_window_layers``."""
+"""Which layers have a sliding window if ``layer_types`` does not say: none; all; or, if ``use_sliding_window`` is set,
+all, those from ``max_window_layers`` up, or every other one below ``max_window_layers``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +23,19 @@ class Family:
     head_dim: int | None = None
     """None = hidden_size / heads."""
     kv_heads: int | None = None
-    """None = as many as query heads."""
+    """None = equal to the number of query heads."""
     window: int | None = None
     window_layers: int = 0
     eos: int | None = None
     bos: int | None = None
     qkv_bias: bool | str = "attention_bias"
-    """Constant, or the key that switches it."""
+    """A constant, or the key that switches it."""
     o_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = False
     qk_norm: bool = False
     partial_rotary: bool = False
-    """Does it know ``partial_rotary_factor``? None of transformers' families below does: they ignore the factor if the
-    rope is a plain one, and fail if it is scaled.
+    """True if the family supports ``partial_rotary_factor``. The transformers families below do not: they ignore the
+    factor for a plain rope, and fail for a scaled one.
     """
     moe: bool = False
     shared_expert: bool = False
@@ -98,4 +99,4 @@ FAMILIES: Final[dict[str, Family]] = {
 """By ``model_type``."""
 
 ANY_FAMILY: Final = Family("", "all", 2048, mlp_bias="mlp_bias", partial_rotary=True)
-"""How a family that a model plugin brings is read, if its config.json uses the usual keys."""
+"""How the family of a model plugin is read, if its config.json uses the usual keys."""

@@ -159,7 +159,7 @@ GEOMETRIES: Final[Mapping[str, ModelConfig]] = MappingProxyType(
 
 
 def geometry(name: str) -> ModelConfig:
-    """The named shape. Raises :class:`UsageError`, naming the nearest, for any other name."""
+    """The geometry with this name. Raises :class:`UsageError` that names the nearest one for an unknown name."""
     if name not in GEOMETRIES:
         raise UsageError(
             f"unknown geometry {name!r}",

@@ -1,4 +1,4 @@
-"""A model's facts from GGUF metadata."""
+"""Reads the facts of a model from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def _flag(file: GGUFFile, suffix: str, default: bool) -> bool:
 
 
 def _found(file: GGUFFile, suffix: str, default: object) -> tuple[str, Any]:
-    """(key, value); raises if it is missing and there is no default."""
+    """(key, value); raises if the key is missing and there is no default."""
     key = f"{file.architecture}.{suffix}"
     value = file.metadata.get(key, default)
     return key, file.require(key) if value is None else value
 
 
 def _vocab_size(file: GGUFFile) -> int:
-    """Rows of the embedding: what the model computes with, padding included."""
+    """Number of rows of the embedding, padding included."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise _error(file, "token_embd.weight", None, "the file holds no embedding: it is not a whole model")
@@ -132,7 +132,7 @@ def _dtype(file: GGUFFile) -> str:
 
 
 def _check_attention(file: GGUFFile, head_dim: int) -> None:
-    """What the format can say and minisgl computes in one way only."""
+    """Refuse values that the format allows and minisgl does not support."""
     width = _integer(file, "attention.value_length", head_dim)
     if width != head_dim:
         raise _error(file, f"{file.architecture}.attention.value_length", width, f"keys have {head_dim}: give another")
@@ -177,7 +177,7 @@ def _rope(file: GGUFFile, head_dim: int, context: int) -> RopeConfig:
 
 
 def _factor(file: GGUFFile) -> float:
-    """0 means unset; the older key counts where the newer one is unset."""
+    """The scaling factor. 0 means unset; the older key is used if the newer one is unset."""
     for suffix in ("rope.scaling.factor", "rope.scale_linear"):
         if file.metadata.get(f"{file.architecture}.{suffix}") not in (None, 0):
             return _number(file, suffix, low=FACTORS[0], high=FACTORS[1])
@@ -185,7 +185,7 @@ def _factor(file: GGUFFile) -> float:
 
 
 def _betas(file: GGUFFile) -> tuple[float, float]:
-    """Between which numbers of turns yarn blends."""
+    """The numbers of rotations between which yarn interpolates."""
     low, high = FACTORS
     fast = _number(file, "rope.scaling.yarn_beta_fast", 32.0, low=low, high=high)
     slow = _number(file, "rope.scaling.yarn_beta_slow", 1.0, low=low, high=high)
@@ -196,14 +196,14 @@ def _betas(file: GGUFFile) -> tuple[float, float]:
 
 
 def _attention_factor(file: GGUFFile) -> float | None:
-    """Converters copy transformers' ``attention_factor``: what sines and cosines are multiplied by in all."""
+    """The factor for sines and cosines: converters copy transformers' ``attention_factor``."""
     key = "rope.scaling.yarn_attn_factor"
     absent = file.metadata.get(f"{file.architecture}.{key}") is None
     return None if absent else _number(file, key, low=FACTORS[0], high=FACTORS[1])
 
 
 def _divisors(file: GGUFFile) -> tuple[float, ...]:
-    """llama3 scaling reaches GGUF as one divisor per frequency, in a tensor of its own."""
+    """The divisors of llama3 scaling, which GGUF stores per frequency in a separate tensor."""
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return ()
@@ -233,7 +233,7 @@ def _moe(file: GGUFFile, num_layers: int) -> MoEConfig:
 
 
 def _token_ids(file: GGUFFile, *names: str) -> tuple[int, ...]:
-    """The special tokens of these names, those that the file has."""
+    """The ids of the special tokens with these names that the file has."""
     keys = [f"tokenizer.ggml.{name}_token_id" for name in names]
     found = {key: file.metadata[key] for key in keys if key in file.metadata}
     for key, value in found.items():

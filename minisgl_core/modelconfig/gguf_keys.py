@@ -1,4 +1,4 @@
-"""What becomes of each metadata key of a GGUF file. Names: the table of the ``gguf`` library."""
+"""The treatment of each metadata key of a GGUF file. The names are those of the ``gguf`` library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OTHER_MODEL: Final = "use a model without it"
 
 
 def _off(*neutral: object) -> Rule:
-    """Of a feature that minisgl has not."""
+    """The rule for a key of an unsupported feature."""
     return refused(_UNSUPPORTED, _OTHER_MODEL, *neutral)
 
 

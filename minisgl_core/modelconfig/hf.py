@@ -1,4 +1,4 @@
-"""Reading a Hugging Face folder: config.json in the spellings of transformers 4 and 5, and generation_config.json."""
+"""Reads a Hugging Face folder: config.json in the spellings of transformers 4 and 5, and generation_config.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GENERIC_KEYS: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_a
 
 
 def read_hf_folder(folder: Path) -> ModelConfig:
-    """The model of a folder with a config.json."""
+    """The configuration of a folder with a config.json."""
     path = folder / "config.json"
     if not path.exists():
         raise CheckpointError(
@@ -47,10 +47,10 @@ def config_from_dict(
     where: str = "config.json",
     folder: Path | None = None,
 ) -> ModelConfig:
-    """A model from the content of its config.json. ``folder`` is where weights are, to learn a dtype left unsaid.
+    """The configuration from the content of a config.json.
 
-    Raises :class:`~minisgl_core.errors.CheckpointError` for a missing key, a wrong value, or anything that minisgl
-    would compute otherwise than the model means.
+    ``folder`` has the weights, from which a missing dtype is read. Raises :class:`~minisgl_core.errors.CheckpointError`
+    for a missing key, an invalid value, or anything that minisgl would compute differently from what the model means.
     """
     keys = Keys(content, where)
     model_type, family, architecture = _identify(keys)
@@ -92,7 +92,7 @@ def config_from_dict(
 
 
 def _identify(keys: Keys) -> tuple[str, Family, str]:
-    """(model_type, family, architecture). A family we have no table of is read by the usual keys, if it has them."""
+    """(model_type, family, architecture). An unknown family is read by the usual keys, if it has them."""
     names = keys.texts("architectures")
     named = names[0] if names else ""
     model_type = keys.text("model_type") or ""
@@ -137,15 +137,15 @@ def _head_dim(keys: Keys, family: Family, heads: int) -> int:
         )
     head_dim = keys.integer("head_dim", family.head_dim or hidden // heads)
     if head_dim % 2:
-        told = f"would be {hidden} / {heads} = {head_dim}" if derived else f"is {head_dim}"
-        raise keys.error("head_dim", told, "it must be even: rotary embedding turns pairs of dimensions")
+        problem = f"would be {hidden} / {heads} = {head_dim}" if derived else f"is {head_dim}"
+        raise keys.error("head_dim", problem, "it must be even: rotary embedding turns pairs of dimensions")
     return head_dim
 
 
 def _switch(keys: Keys, rule: bool | str) -> bool:
     if isinstance(rule, bool):
         return rule
-    return keys.flag(rule, rule == "qkv_bias")  # Qwen2-MoE has biases unless told otherwise; other keys switch them on
+    return keys.flag(rule, rule == "qkv_bias")  # Qwen2-MoE has biases by default; other keys switch them on
 
 
 def _dtype(keys: Keys, folder: Path | None) -> str:
@@ -170,7 +170,7 @@ def _dtype_of_weights(folder: Path | None) -> str:
 
 
 def _safetensors_header(path: Path) -> Mapping[str, Any]:
-    """Empty for a broken file: that is reported, with its name, when weights are loaded."""
+    """The header; empty for a broken file, which is reported by name when weights are loaded."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -181,7 +181,7 @@ def _safetensors_header(path: Path) -> Mapping[str, Any]:
 
 
 def _windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer. ``layer_types``, where given, says which layers have it."""
+    """The sliding window of each layer. ``layer_types``, if given, decides which layers have one."""
     absent = family.window if "sliding_window" not in keys.content else None
     window = keys.integer("sliding_window", absent or 0, low=0) or None
     switched_off = family.windows.startswith("switched") and not keys.flag("use_sliding_window", False)
@@ -231,7 +231,7 @@ def _moe(keys: Keys, family: Family, num_layers: int) -> MoEConfig | None:
 
 
 def _eos(keys: Keys, family: Family, generation: Keys) -> tuple[int, ...]:
-    """What both files say; the family's default only if neither says anything."""
+    """The ids of both files; the family's default only if neither has any."""
     own = keys.token_ids("eos_token_id")
     if not _says(keys, "eos_token_id") and not _says(generation, "eos_token_id") and family.eos is not None:
         own = (family.eos,)
@@ -246,5 +246,5 @@ def _bos(keys: Keys, family: Family, generation: Keys) -> int | None:
 
 
 def _says(keys: Keys, key: str) -> bool:
-    """Null is an answer too: transformers 5 writes it for a model that has no such token."""
+    """True if the key is present. Null counts: transformers 5 writes it for a model without such a token."""
     return key in keys.content

@@ -1,4 +1,4 @@
-"""What becomes of each key of config.json, of its rope settings and of generation_config.json."""
+"""The treatment of each key of config.json, of its rope settings and of generation_config.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PER_REQUEST: Final = "minisgl takes sampling parameters from each request alone
 
 
 def _off(*neutral: object) -> Rule:
-    """Of a feature that minisgl has not."""
+    """The rule for a key of an unsupported feature."""
     return refused(_UNSUPPORTED, _OTHER_MODEL, *neutral)
 
 
@@ -176,11 +176,11 @@ _KINDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ("llama3",)),
     **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"), ("yarn",)),
 }
-"""Rope settings that only some kinds have."""
+"""Rope settings that exist only for some kinds."""
 
 
 def check_rope_kind(settings: Mapping[str, object], kind: str, where: str) -> None:
-    """Warn about settings that this kind of rope has not."""
+    """Warn about settings that this kind of rope does not have."""
     for key, kinds in _KINDS_OF.items():
         if kind not in kinds:
             neutral = (1,) if key == "factor" else ()

@@ -1,4 +1,4 @@
-"""Typed access to the keys of one config.json; every complaint names the file, the key and the value."""
+"""Typed access to the keys of one config.json; every error names the file, the key and the value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["MAX_INTEGER", "MOST_LAYERS", "REQUIRED", "Keys"]
 
 MAX_INTEGER: Final = 2**63 - 1
 MOST_LAYERS: Final = 10_000
-"""Far beyond any model; each layer costs an entry in several tuples before anybody looks at memory."""
+"""More layers than any model has. Each layer needs an entry in several tuples before memory is checked."""
 
 
 class _Required:
@@ -19,11 +19,11 @@ class _Required:
 
 
 REQUIRED: Final = _Required()
-"""As a default: the key must be there."""
+"""Passed as the default: the key is required."""
 
 
 class Keys:
-    """A JSON object whose values are asked for with their type. ``null`` counts as missing where a default exists."""
+    """Typed access to a JSON object. ``null`` counts as missing where there is a default."""
 
     def __init__(self, content: Mapping[str, Any], where: str) -> None:
         self.content = content
@@ -36,11 +36,11 @@ class Keys:
         )
 
     def wrong(self, key: str, remedy: str) -> CheckpointError:
-        """:meth:`error` about what the key holds."""
+        """Like :meth:`error`, about the value of the key."""
         return self.error(key, f"is {self.content.get(key)!r:.80}", remedy)
 
     def get(self, key: str) -> Any:
-        """The bare value; None if absent."""
+        """The value without a check; None if absent."""
         return self.content.get(key)
 
     def integer(self, key: str, default: int | _Required = REQUIRED, *, low: int = 1, high: int = MAX_INTEGER) -> int:
@@ -76,7 +76,7 @@ class Keys:
         return value
 
     def integers(self, key: str) -> list[int]:
-        """An empty list if absent."""
+        """A list of integers; empty if absent."""
         value = self.content.get(key)
         if value is None:
             return []
@@ -91,7 +91,7 @@ class Keys:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing, which some write as -1."""
+        """One id, a list of ids, or none, which some files write as -1."""
         value = self.content.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(map(_is_integer, ids)):

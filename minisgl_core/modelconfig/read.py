@@ -1,4 +1,4 @@
-"""The one entry: a path becomes a :class:`~minisgl_core.modelconfig.facts.ModelConfig`."""
+"""Reads a :class:`~minisgl_core.modelconfig.facts.ModelConfig` by path."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["read_model_config"]
 
 
 def read_model_config(path: str | Path) -> ModelConfig:
-    """The facts of the model at ``path``: a folder with config.json, a .gguf file, or a folder holding one.
+    """The configuration of the model at ``path``: a folder with config.json, a .gguf file, or a folder with one.
 
-    Imports neither torch nor transformers. Raises :class:`~minisgl_core.errors.UsageError` if nothing is there and
-    :class:`~minisgl_core.errors.CheckpointError` if what is there cannot be run as it means.
+    Imports neither torch nor transformers. Raises :class:`~minisgl_core.errors.UsageError` if the path does not exist,
+    and :class:`~minisgl_core.errors.CheckpointError` if the model cannot be run faithfully.
     """
     path = Path(path)
     gguf = find_gguf(path)

@@ -1,7 +1,7 @@
-"""Rotary position embedding: reading its many spellings, and the inverse frequencies each kind means.
+"""Rotary position embedding: parses its many spellings, and computes the inverse frequencies of each kind.
 
-Sources: RoPE https://arxiv.org/abs/2104.09864 section 3.4; NTK-aware and YaRN scaling
-https://arxiv.org/abs/2309.00071 sections 3.1 to 3.4; llama3 scaling: Llama 3.1 model card and reference code.
+Sources: RoPE https://arxiv.org/abs/2104.09864 section 3.4; NTK-aware and YaRN scaling https://arxiv.org/abs/2309.00071
+sections 3.1 to 3.4; llama3 scaling: Llama 3.1 model card and reference code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_THETA: Final = 10_000.0
 THETAS: Final = (2.0, 1e30)
 """Lowest and highest base. At 1 all frequencies would be one; the highest leaves room for scaling in float32."""
 FACTORS: Final = (1e-6, 1e6)
-"""The same for whatever scales frequencies, angles or lengths."""
+"""Lowest and highest factor for frequencies, angles or lengths."""
 _KINDS: Final = ("default", "linear", "dynamic", "llama3", "yarn")
 Array = npt.NDArray[np.float32]
 
@@ -88,7 +88,7 @@ def _settings(config: Keys, key: str) -> dict[str, Any]:
 
 
 def _one_kind(config: Keys, key: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without nulls and with the old key ``type`` renamed; per-layer-type settings only if they agree."""
+    """Settings without nulls and with the old key ``type`` renamed; settings per layer type only if they are equal."""
     nested = [item for item in value.values() if isinstance(item, Mapping)]
     if nested:
         if len(nested) != len(value) or any(item != nested[0] for item in nested):
@@ -124,7 +124,7 @@ def _rotary_dim(rope: Keys, kind: str, head_dim: int, family_name: str, partial:
 
 
 def _band(rope: Keys) -> tuple[float, float]:
-    """Between which numbers of turns llama3 blends."""
+    """The numbers of rotations between which llama3 interpolates."""
     low, high = (rope.number(key, low=FACTORS[0], high=FACTORS[1]) for key in ("low_freq_factor", "high_freq_factor"))
     if np.float32(low) >= np.float32(high):
         raise rope.error("low_freq_factor", f"is {low:g}", f"it must be below high_freq_factor, which is {high:g}")
@@ -132,7 +132,7 @@ def _band(rope: Keys) -> tuple[float, float]:
 
 
 def _betas(rope: Keys) -> tuple[float, float]:
-    """Between which numbers of turns yarn blends."""
+    """The numbers of rotations between which yarn interpolates."""
     fast = rope.number("beta_fast", 32.0, low=FACTORS[0], high=FACTORS[1])
     slow = rope.number("beta_slow", 1.0, low=FACTORS[0], high=FACTORS[1])
     if fast < slow:
@@ -186,7 +186,7 @@ def rope_inv_freq(rope: RopeConfig, max_seq_len: int) -> tuple[Array, float]:
 def _powers(base: float, rotary_dim: int) -> Array:
     """base ** (2i / rotary_dim): exponents in float32 as the models were trained with, each power rounded once."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    with np.errstate(over="ignore"):  # a wave too long for float32 never turns
+    with np.errstate(over="ignore"):  # a wavelength too long for float32 is never rotated
         return np.power(base, exponents.astype(np.float64)).astype(np.float32)
 
 
@@ -202,7 +202,7 @@ def _checked_divisors(rope: RopeConfig, count: int) -> Array:
 
 
 def _llama3(rope: RopeConfig, inv_freq: Array) -> Array:
-    """Long waves are slowed by ``factor``, short ones kept, those between blended."""
+    """Divide the frequency of long wavelengths by ``factor``, keep that of short ones, and interpolate between."""
     wavelength = np.float32(2 * math.pi) / inv_freq
     longest_kept = rope.original_max_position / rope.high_freq_factor
     shortest_slowed = rope.original_max_position / rope.low_freq_factor
@@ -217,7 +217,7 @@ def _llama3(rope: RopeConfig, inv_freq: Array) -> Array:
 
 
 def _yarn(rope: RopeConfig, wavelength_over_2pi: Array) -> Array:
-    """Pairs that turn often keep their frequency, those that turn seldom are slowed by ``factor``; a ramp between."""
+    """Pairs with many rotations keep their frequency, those with few are divided by ``factor``, with a ramp between."""
     low, high = (_turning_dim(rope, turns) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -233,7 +233,7 @@ def _yarn(rope: RopeConfig, wavelength_over_2pi: Array) -> Array:
 
 
 def _turning_dim(rope: RopeConfig, turns: float) -> float:
-    """The (fractional) pair that makes that many full turns within the trained length."""
+    """The (fractional) pair with this number of full rotations within the trained length."""
     ratio = rope.original_max_position / (turns * 2 * math.pi)
     return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
 

@@ -1,4 +1,4 @@
-"""How many numbers a model is made of, before any of them is allocated."""
+"""Counts the parameters of a model before any of them is allocated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def dequantised(config: ModelConfig, dtype: str, num_bytes: int | None = None) -> str:
-    """What loading does to quantised weights, in words; empty for others. ``num_bytes``: what was loaded, if it was."""
+    """Describes how loading dequantises weights; empty for others. ``num_bytes``: the loaded size, if known."""
     if not config.quantised:
         return ""
     loaded = num_parameters(config) * _BYTES[dtype] if num_bytes is None else num_bytes
@@ -24,7 +24,7 @@ def dequantised(config: ModelConfig, dtype: str, num_bytes: int | None = None) -
 
 
 def num_parameters(config: ModelConfig, tp_size: int = 1) -> int:
-    """Weights and biases that the core's decoder holds on one of ``tp_size`` tensor-parallel ranks."""
+    """Number of weights and biases of the core's decoder on one of ``tp_size`` tensor-parallel ranks."""
     hidden, moe = config.hidden_size, config.moe
     sparse = 0 if moe is None else len(moe.layers)
     tables = 1 if config.tie_word_embeddings else 2
@@ -38,7 +38,7 @@ def num_parameters(config: ModelConfig, tp_size: int = 1) -> int:
 
 
 def _part(total: int, tp_size: int) -> int:
-    """This rank's share, padding included."""
+    """The share of one rank, padding included."""
     return -(-total // tp_size)
 
 

@@ -123,7 +123,7 @@ def test_case_131_standard_input_with_a_prompt_option_is_refused(way: str, tmp_p
         given = {"stdin": file} if way == "file" else {"input": text.read_text()}
         done = subprocess.run(call, capture_output=True, text=True, check=False, **given)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: standard input holds text beside --prompt; leave out --prompt to read it")
+    assert done.stderr.startswith("error: standard input has text in addition to --prompt; leave out")
 
 
 def test_case_131_an_empty_standard_input_is_nothing_to_refuse(tmp_path: Path) -> None:
