@@ -45,7 +45,7 @@ def parts() -> dict[str, str]:
 
 def _section(section: str, model: type[BaseModel]) -> str:
     commands = _commands_with(section)
-    told = f"Flags of {', '.join(f'`{name}`' for name in commands)}." if commands else "No command has flags for these."
+    text = f"Flags of {', '.join(f'`{name}`' for name in commands)}." if commands else "No command has flags for these."
     schema = model.model_json_schema()["properties"]
     rows = []
     for key, info in model.model_fields.items():
@@ -53,9 +53,9 @@ def _section(section: str, model: type[BaseModel]) -> str:
         if info.annotation is bool:
             flag += f"` `--no-{flag[2:]}"
         names = f"`{flag}` `{variable_name(section, key)}`" if commands else f"`{variable_name(section, key)}`"
-        rows.append((f"`{key}`", told_type(schema[key]), _default(info.default), names, info.description or ""))
+        rows.append((f"`{key}`", type_text(schema[key]), _default(info.default), names, info.description or ""))
     heads = ("key", "value", "default", "flag, variable" if commands else "variable", "meaning")
-    return f"{told}\n\n{table(heads, rows)}"
+    return f"{text}\n\n{table(heads, rows)}"
 
 
 def _commands_with(section: str) -> list[str]:
@@ -79,7 +79,7 @@ def _options() -> str:
     for name, (package, model) in sorted(_option_models().items()):
         schema, meanings = model.model_json_schema()["properties"], _meanings(model)
         rows = [
-            (f"`{key}`", told_type(schema[key]), _default(info.default), meanings[key])
+            (f"`{key}`", type_text(schema[key]), _default(info.default), meanings[key])
             for key, info in model.model_fields.items()
         ]
         title = f'### `[backends.options."{name}"]`'
@@ -124,20 +124,20 @@ def _switches() -> str:
     rows = []
     for item in ENV.all():
         default = item.default
-        told = "in the user's cache" if isinstance(default, Path) else f"`{json.dumps(default)}`"
-        rows.append((f"`{item.name}`", item.accepts, told.replace("`false`", "`0`"), item.help))
+        text = "in the user's cache" if isinstance(default, Path) else f"`{json.dumps(default)}`"
+        rows.append((f"`{item.name}`", item.accepts, text.replace("`false`", "`0`"), item.help))
     return table(("variable", "value", "default", "meaning"), rows)
 
 
-def told_type(schema: Mapping[str, Any]) -> str:
+def type_text(schema: Mapping[str, Any]) -> str:
     """What a JSON schema accepts, in words; null is not a word of TOML."""
     if "anyOf" in schema:
-        return " or ".join(told_type(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(type_text(one) for one in schema["anyOf"] if one.get("type") != "null")
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if values:
         return _listed([f"`{json.dumps(value)}`" for value in values])
     if schema.get("type") == "array":
-        return f"list of {told_type(schema['items'])}"
+        return f"list of {type_text(schema['items'])}"
     if schema.get("format") == "directory-path":
         return "a folder"
     kind = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}[schema["type"]]

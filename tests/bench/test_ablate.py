@@ -198,7 +198,7 @@ def test_of_two_runs_at_once_the_one_of_something_else_is_refused_before_any_row
     assert json.loads(path.read_text()) == other.content
 
 
-def test_rows_of_another_default_are_told_by_its_rate() -> None:
+def test_rows_of_another_default_are_recognised_by_its_rate() -> None:
     table = AblationTable(FACTS, WORK)
     for each in (row("default", 100), row("page 16", 90), row("kv torch", 0)):
         table.add(each)

@@ -1,4 +1,4 @@
-"""In what two measurements differ is told by the names of settings and backends, not by digests."""
+"""Differences between two measurements are described by names of settings and backends, not by digests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _with(entry: int, choice: Choice) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "text"),
     [
         (replace(PLAN, page_size=16, graph=True), "page_size is 1 there and 16 here; graphs is off there and on here"),
         (_with(1, _choice("kv", "slow")), "kv is fast@minisgl-mine there and slow@minisgl-mine here"),
@@ -54,22 +54,22 @@ def _with(entry: int, choice: Choice) -> Plan:
         (replace(PLAN, buckets=PLAN.buckets[:1]), "kv is fast@minisgl-mine there and absent here"),
     ],
 )
-def test_of_two_plans_the_choices_are_told(other: Plan, told: str) -> None:
+def test_the_choices_of_two_plans_are_listed(other: Plan, text: str) -> None:
     there, here = ({"default": {"plan": plan_facts(plan), "cache": "radix"}} for plan in (PLAN, other))
-    assert differences(there, here) == told
+    assert differences(there, here) == text
     assert differences(here, here) == ""
 
 
-def test_digests_are_told_where_nothing_else_differs() -> None:
+def test_digests_are_listed_if_nothing_else_differs() -> None:
     other = replace(PLAN, fallbacks=("kv: the first cannot run",))
     there, here = {"plan": plan_facts(PLAN)}, {"plan": plan_facts(other)}
-    told = f"plan is {PLAN.digest()} there and {other.digest()} here (what else is kept of it is the same)"
-    assert differences(there, here) == told
+    text = f"plan is {PLAN.digest()} there and {other.digest()} here (what else is kept of it is the same)"
+    assert differences(there, here) == text
 
 
 def test_more_than_six_differences_are_counted() -> None:
     names = "abcdefgh"
-    told = differences(dict.fromkeys(names, 1), dict.fromkeys(names, None))
-    assert told.startswith("a is 1 there and unset here; b is ") and told.endswith(
+    text = differences(dict.fromkeys(names, 1), dict.fromkeys(names, None))
+    assert text.startswith("a is 1 there and unset here; b is ") and text.endswith(
         "f is 1 there and unset here; and 2 more"
     )

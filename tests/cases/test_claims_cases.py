@@ -108,7 +108,7 @@ def test_case_139_the_shipped_tiles_are_the_winners_of_the_raw_measurement() -> 
         table["tiles"].setdefault(f"{row['n']}x{row['k']}", []).append([row["rows"], row["tile"] if wins else []])
     for row in result("gpu_linear_fused_h200.json")["measured"]:
         if "norm" in row["form"] and row["rows"] > 1:
-            continue  # norms are taken in by products of one row
+            continue  # only products of one row are fused with norms
         wins = row["fused_us"] < 0.97 * min(row["separate_us"], row.get("norm_then_act_us", row["separate_us"]))
         table[row["form"]].setdefault(f"{row['n']}x{row['k']}", []).append([row["rows"], row["tile"] if wins else []])
     found = shipped("minisgl_cuda", "skinny-sm90.json")

@@ -96,7 +96,7 @@ def test_case_128_another_failure_of_a_compiler_is_passed_on(full: set[Path], tm
     assert no_room("unknown option -march=nativ") is None
 
 
-def test_case_128_a_compiler_that_meets_a_full_disk_is_not_blamed(tmp_path: Path) -> None:
+def test_case_128_a_compiler_on_a_full_disk_is_not_at_fault(tmp_path: Path) -> None:
     """Files may not grow at all: the compiler's own are cut too."""
     pytest.importorskip("minisgl_cpu_sim")
     code = (
@@ -117,7 +117,7 @@ def test_case_128_a_compiler_that_meets_a_full_disk_is_not_blamed(tmp_path: Path
 @pytest.mark.parametrize("way", ["pipe", "file"])
 def test_case_131_standard_input_with_a_prompt_option_is_refused(way: str, tmp_path: Path) -> None:
     text = tmp_path / "text"
-    text.write_text("a text that nobody would read")
+    text.write_text("a text that would not be read")
     call = [PROGRAM, "generate", "-p", "x", "--model", "./no/where"]
     with text.open() as file:
         given = {"stdin": file} if way == "file" else {"input": text.read_text()}

@@ -29,10 +29,10 @@ def llm(tiny: Callable[[str], Path]) -> Iterator[LLM]:
 
 
 def test_case_31_prompts_around_the_context(small: Path, random_prompt: Prompts, overlap: bool) -> None:
-    neighbour = random_prompt(10)
+    other = random_prompt(10)
     with Driver(small, overlap=overlap, page_size=1, num_page_override=256, max_seq_len_override=64) as driver:
-        (expected,) = driver.tokens([neighbour], greedy(50))
-        uid = driver.submit(neighbour, greedy(50))
+        (expected,) = driver.tokens([other], greedy(50))
+        uid = driver.submit(other, greedy(50))
         for _ in range(5):
             driver.step()
         fits, *others = (driver.submit(random_prompt(length), greedy(50)) for length in (63, 64, 65, 6500))

@@ -28,22 +28,22 @@ SEEDS = range(3)
 
 
 @dataclass(frozen=True)
-class Wish:
-    """One request of a workload. ``abort_after``: tokens after which nobody wants it any more."""
+class Planned:
+    """One request of a workload. ``abort_after``: tokens after which the client drops it."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     abort_after: int | None = None
 
 
-def workload(seed: int) -> list[Wish]:
+def workload(seed: int) -> list[Planned]:
     """10 to 30 requests; many begin alike."""
     draw = Random(seed)
     stems = [[draw.randrange(3, 500) for _ in range(12)] for _ in range(3)]
-    return [_wish(draw, stems) for _ in range(draw.randint(10, 30))]
+    return [_plan(draw, stems) for _ in range(draw.randint(10, 30))]
 
 
-def _wish(draw: Random, stems: list[list[int]]) -> Wish:
+def _plan(draw: Random, stems: list[list[int]]) -> Planned:
     stem = draw.choice(stems)[: draw.randint(0, 12)]
     prompt = (*stem, *(draw.randrange(3, 500) for _ in range(draw.randint(1, 8))))
     sampling = draw.choice(
@@ -58,12 +58,12 @@ def _wish(draw: Random, stems: list[list[int]]) -> Wish:
     )
     stop = [draw.randrange(3, 500) for _ in range(20)] if draw.random() < 0.2 else []
     params = SamplingParams(max_tokens=draw.randint(1, 70), ignore_eos=True, stop_token_ids=stop, **sampling)
-    return Wish(prompt, params, draw.randint(0, 20) if draw.random() < 0.2 else None)
+    return Planned(prompt, params, draw.randint(0, 20) if draw.random() < 0.2 else None)
 
 
 @pytest.fixture(scope="module")
 def solo(small: Path) -> Any:
-    """``solo(wish)`` -> the tokens and the finish reason it gets alone: no cache, no overlap, no graphs."""
+    """``solo(request)`` -> the tokens and the finish reason it gets alone: no cache, no overlap, no graphs."""
     settings = {"page_size": 1, "num_page_override": POOL, "max_seq_len_override": POOL}
     with Driver(small, overlap=False, cache="naive", **settings) as driver:
 
@@ -72,20 +72,20 @@ def solo(small: Path) -> Any:
             (answer,) = driver.serve([prompt], params)
             return answer.tokens, answer.finish_reason
 
-        yield lambda wish: run(wish.prompt, wish.params)
+        yield lambda request: run(request.prompt, request.params)
 
 
-def play(driver: Driver, wishes: list[Wish], draw: Random) -> dict[int, Wish]:
+def play(driver: Driver, requests: list[Planned], draw: Random) -> dict[int, Planned]:
     """Serve them all: they arrive over time, some leave early. Returns which uid was whose."""
-    coming, served = list(wishes), {}
+    coming, served = list(requests), {}
     while coming or driver.runner.has_work:
         while coming and draw.random() < 0.6:
-            wish = coming.pop()
-            served[driver.submit(wish.prompt, wish.params)] = wish
+            request = coming.pop()
+            served[driver.submit(request.prompt, request.params)] = request
         driver.step()
-        for uid, wish in served.items():
+        for uid, request in served.items():
             answer = driver.answers[uid]
-            wanted = wish.abort_after is None or len(answer.tokens) < wish.abort_after
+            wanted = request.abort_after is None or len(answer.tokens) < request.abort_after
             if not wanted and answer.finish_reason is None:
                 driver.abort(uid)
     driver.drain()
@@ -94,15 +94,15 @@ def play(driver: Driver, wishes: list[Wish], draw: Random) -> dict[int, Wish]:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: "-".join(map(str, e.values())))
 def test_every_answer_is_that_of_the_solo_run(
-    engine: dict[str, Any], small: Path, solo: Callable[[Wish], tuple[list[int], str | None]]
+    engine: dict[str, Any], small: Path, solo: Callable[[Planned], tuple[list[int], str | None]]
 ) -> None:
     pool = {"num_page_override": POOL // engine["page_size"], "max_seq_len_override": POOL, "max_running_req": 6}
     preemptions = aborts = 0
     with Driver(small, **engine, **pool) as driver:
         for seed in SEEDS:
             before = driver.scheduler.stats.preemptions
-            for uid, wish in play(driver, workload(seed), Random(seed)).items():
-                answer, (tokens, reason) = driver.answers[uid], solo(wish)
+            for uid, request in play(driver, workload(seed), Random(seed)).items():
+                answer, (tokens, reason) = driver.answers[uid], solo(request)
                 if answer.finish_reason == "abort":
                     aborts += 1
                     assert answer.tokens == tokens[: len(answer.tokens)]

@@ -59,7 +59,7 @@ def test_case_10_default_scaling_is_none(with_rope: Callable[..., torch.Tensor])
     assert torch.equal(plain, with_rope(rope_theta=1e6, rope_scaling=scaling))
 
 
-def test_case_11_the_old_key_type_and_kinds_that_nobody_knows(with_rope: Callable[..., torch.Tensor]) -> None:
+def test_case_11_the_old_key_type_and_unknown_kinds(with_rope: Callable[..., torch.Tensor]) -> None:
     old = with_rope(rope_theta=1e6, rope_scaling={"type": "linear", "factor": 4})
     new = with_rope(rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 4})
     assert torch.equal(old, new)

@@ -28,7 +28,7 @@ LISTS = ("stop", "stop_token_ids", "logit_bias")
 
 
 class OneRank:
-    """Stands for the communicator of a single rank."""
+    """Stands in for the communicator of a single rank."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x

@@ -1,4 +1,4 @@
-"""Section E in a whole engine: parameters, seeds, ranks, NaN, crowds."""
+"""Section E in a whole engine: parameters, seeds, ranks, NaN, large batches."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_case_43_a_seed_gives_one_answer_in_any_company(small: Path, random_prom
     with Driver(small, overlap=overlap, page_size=1, num_page_override=512, cuda_graph_max_bs=4) as driver:
         (alone,) = driver.tokens([prompt], hot(42))
         for place in range(4):
-            for neighbours in (hot(7), hot(None), greedy(12), hot(9, top_k=5)):
-                prompts, params = list(others), [neighbours] * 3
+            for company in (hot(7), hot(None), greedy(12), hot(9, top_k=5)):
+                prompts, params = list(others), [company] * 3
                 prompts.insert(place, prompt)
                 params.insert(place, hot(42))
                 assert driver.tokens(prompts, params)[place] == alone
@@ -127,17 +127,17 @@ def test_case_45_nan_logits_end_one_request(
 
 
 @pytest.mark.parametrize("name", ["mistral-full", "moe", "q3"])
-def test_case_46_greedy_alone_and_in_a_crowd(name: str, tiny: Callable[[str], Path], random_prompt: Prompts) -> None:
+def test_case_46_greedy_alone_and_in_a_batch(name: str, tiny: Callable[[str], Path], random_prompt: Prompts) -> None:
     """32 Reqs that end one after the other: batch sizes cross every graph size, padded and not."""
     prompts = [random_prompt(3 + seed % 7, seed) for seed in range(32)]
     settings = {"page_size": 16, "num_page_override": 128, "max_running_req": 32, "cache": "naive"}
     with Driver(tiny(name), cuda_graph_max_bs=16, **settings) as driver:
         params = [greedy(1 + i // 2) for i in range(32)]
-        crowd = driver.tokens(prompts, params)
+        together = driver.tokens(prompts, params)
         sizes = {padded for _, padded in driver.replays}
         alone = [driver.tokens([prompt], own)[0] for prompt, own in zip(prompts, params, strict=True)]
         (one,) = driver.tokens([prompts[0]], greedy(4))
         same = driver.tokens([prompts[0]] * 32, greedy(4))
-    assert crowd == alone
+    assert together == alone
     assert sizes == {2, 4, 8, 16}
     assert same == [one] * 32

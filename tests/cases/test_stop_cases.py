@@ -56,10 +56,10 @@ def test_case_47_stop_ids_without_a_bias(tiny: Callable[[str], Path], answers: C
     with LLM(tiny("q3-text"), cuda_graph_max_bs=4, **SETTINGS) as llm:
         for stop in dict.fromkeys(tokens):
             params = SamplingParams(max_tokens=len(tokens), stop_token_ids=[stop])
-            stopped, neighbour = llm.generate([prompt, prompt], [params, greedy(len(tokens))], progress=False)
+            stopped, other = llm.generate([prompt, prompt], [params, greedy(len(tokens))], progress=False)
             assert stopped["token_ids"] == tokens[: tokens.index(stop) + 1]
             assert stopped["finish_reason"] == "stop"
-            assert (neighbour["token_ids"], neighbour["finish_reason"]) == (tokens, "length")
+            assert (other["token_ids"], other["finish_reason"]) == (tokens, "length")
 
 
 @pytest.fixture

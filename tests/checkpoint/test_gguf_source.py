@@ -19,7 +19,7 @@ QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 
 def write(path: Path, arch: str = "qwen2", kind: str = "F32", **tensors: np.ndarray) -> Path:
-    """A GGUF file with these float32 tensors (two underscores stand for a dot), quantised to ``kind``."""
+    """A GGUF file with these float32 tensors (two underscores mean a dot), quantised to ``kind``."""
     writer = gguf.GGUFWriter(path, arch)
     writer.add_head_count(2)
     for name, values in tensors.items():

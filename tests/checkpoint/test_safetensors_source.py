@@ -19,7 +19,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def folder(path: Path, **files: dict[str, torch.Tensor]) -> Path:
-    """A model folder with safetensors files; two underscores in a name stand for a dot."""
+    """A model folder with safetensors files; two underscores in a name mean a dot."""
     (path / "config.json").write_text("{}")
     for name, tensors in files.items():
         save_file(tensors, path / f"{name.replace('__', '.')}.safetensors")

@@ -115,7 +115,7 @@ def test_a_folder_with_two_models_names_them(parts: list[Path], tiny: Any, tmp_p
 
 
 def test_data_begin_where_the_header_ends_if_that_is_aligned(tmp_path: Path) -> None:
-    """One value among 32 neighbouring lengths of a name makes the header end exactly at a multiple of 32."""
+    """One value among 32 successive lengths of a name makes the header end exactly at a multiple of 32."""
     values = np.arange(32, dtype=np.float32)
     for length in range(1, 33):
         path = write(tmp_path / "m.gguf", {"general.name": "x" * length}, {"output_norm.weight": values})

@@ -286,7 +286,7 @@ CASES = [
         details=["no backend for attention.decode", "fa/fa3@", "fa/fa4@", "fa/fa2@"],
     ),
     generate(
-        "options of nobody",
+        "options of no backend",
         says=['backends.options."attention:nope" belongs to no installed backend (from minisgl.toml)'],
         files={"minisgl.toml": '[backends.options."attention:nope"]\nx = 1\n'},
     ),

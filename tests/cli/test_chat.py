@@ -78,7 +78,7 @@ def test_each_message_is_answered_with_those_before_it_in_mind(
     assert talk("hello\n\nand then\n") == (0, by_hand(None, "hello", "and then"), [])
 
 
-def test_the_system_message_stands_first_and_survives_a_reset(
+def test_the_system_message_comes_first_and_survives_a_reset(
     talk: Callable[..., tuple[int, str, list[str]]], by_hand: Callable[..., str]
 ) -> None:
     once = by_hand("be brief", "hello")
@@ -216,9 +216,9 @@ def test_case_134_one_ctrl_c_at_the_prompt_ends_nothing_and_a_second_one_does(ti
 
 
 def test_case_134_help_lists_the_commands(talk: Callable[..., tuple[int, str, list[str]]]) -> None:
-    code, out, told = talk("/help\n")
+    code, out, err = talk("/help\n")
     assert (code, out) == (0, "")
-    assert all(any(line.startswith(word) for line in told) for word in ("/help", "/reset", "/exit"))
+    assert all(any(line.startswith(word) for line in err) for word in ("/help", "/reset", "/exit"))
 
 
 @pytest.mark.parametrize("typed", ["one\\\ntwo\n", '"""\none\ntwo\n"""\n', '"""\none\ntwo\n', "one\\\ntwo"])

@@ -142,16 +142,16 @@ def test_explain_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_explain_says_what_products_may_take_in(
+def test_explain_says_what_products_may_be_fused_with(
     more: tuple[str, ...], taken: str, not_taken: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("minisgl_cpu_sim")
     assert main(["explain", "--geometry", "qwen3-0.6b", "--device", "cpu", "--backend", "linear=fused", *more]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if "into its products" in line]
+    shown = [line for line in capsys.readouterr().out.splitlines() if "into its products" in line]
     mine = "fused@minisgl-cpu-sim"
     may = f"{mine} may take {taken} into its products, where its options allow it and it finds that faster"
     others = [f"{mine} could take {op} into its products, but {why}" for op, why in not_taken.items()]
-    assert told == [*([may] if taken else []), *others]
+    assert shown == [*([may] if taken else []), *others]
 
 
 def test_explain_reads_a_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

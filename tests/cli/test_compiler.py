@@ -52,8 +52,8 @@ def test_a_broken_compiler_means_slow_stand_ins_and_one_line_that_says_so(
 ) -> None:
     done = generate(**broken)
     assert done.returncode == 0 and len(done.stdout.split()) == 2
-    told, plan, _ = done.stderr.splitlines()
-    assert told.startswith(SLOW) and "g++ failed: exit code 1" in told and "install g++ 10 or newer" in told
+    warning, plan, _ = done.stderr.splitlines()
+    assert warning.startswith(SLOW) and "g++ failed: exit code 1" in warning and "install g++ 10 or newer" in warning
     assert "attention=torch@minisgl-cpu-sim, kv=torch@minisgl-cpu-sim" in plan
 
 

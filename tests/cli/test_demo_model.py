@@ -23,7 +23,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_it_prints_the_path_alone_and_the_check_beside_it(
+def test_it_prints_only_the_path_and_reports_the_check_on_stderr(
     fetched: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = hashlib.sha256(CONTENT).hexdigest()

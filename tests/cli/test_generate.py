@@ -89,7 +89,7 @@ def test_a_model_without_tokenizer_streams_ids(tiny: Tiny, answers: Callable[[st
     assert capsys.readouterr().out.split() == [str(token) for token in expected.continuations[0][:5]]
 
 
-def test_answers_of_several_prompts_stand_under_their_prompts(tiny: Tiny, capsys: Capture) -> None:
+def test_answers_of_several_prompts_are_printed_under_their_prompts(tiny: Tiny, capsys: Capture) -> None:
     call = ["generate", "--model", str(tiny("q3")), "--prompt-ids", "5", "--prompt-ids", ids([7] * 40)]
     assert main([*call, "--max-tokens", "2", *SMALL]) == 0
     captured = capsys.readouterr()

@@ -11,7 +11,7 @@ from minisgl_core.core import SamplingParams
 from minisgl_core.llm import Chunk
 
 
-class Told(logging.Handler):
+class PrintingHandler(logging.Handler):
     """Writes where the streamed text goes too, as a terminal shows both."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -30,19 +30,19 @@ class Talker:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger(), "handlers", [Told()])
+def printed_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [PrintingHandler()])
 
 
 def test_what_is_logged_while_text_is_streamed_comes_after_its_last_line(
-    told: None, capsys: pytest.CaptureFixture[str]
+    printed_log: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _stream(Talker(), "p", SamplingParams())  # type: ignore[arg-type]
     assert capsys.readouterr().out == "one line\n[it diverged]\n"
 
 
 def test_it_is_logged_though_the_text_ends_in_an_error_and_nothing_is_held_later(
-    told: None, capsys: pytest.CaptureFixture[str]
+    printed_log: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logger = logging.getLogger("minisgl.registry")
 

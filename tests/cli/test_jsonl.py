@@ -104,11 +104,11 @@ def test_bad_lines_are_named_by_number_and_cost_no_other(tiny: Tiny, capsys: Cap
     write("in.jsonl", {"id": "good", "prompt": "hello"}, *BAD, {"id": "last", "prompt": [1, 2]})
     assert call(tiny("q3-text")) == 1
     assert read("out.jsonl").keys() == {"good", "last"}
-    told = capsys.readouterr().err
+    err = capsys.readouterr().err
     for number, why in enumerate(BAD.values(), 2):
-        (line,) = [line for line in told.splitlines() if line.startswith(f"error: line {number}: ")]
+        (line,) = [line for line in err.splitlines() if line.startswith(f"error: line {number}: ")]
         assert why in line
-    assert told.splitlines()[-1].endswith(f", {len(BAD)} failed")
+    assert err.splitlines()[-1].endswith(f", {len(BAD)} failed")
 
 
 def test_what_is_answered_is_skipped_and_a_cut_line_is_repaired(tiny: Tiny, capsys: Capture) -> None:

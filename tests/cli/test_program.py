@@ -76,6 +76,6 @@ def test_a_standard_error_that_takes_nothing_is_no_failure(redirection: str, tin
     assert len(done.stdout.split()) == 2
 
 
-def test_an_error_that_cannot_be_told_keeps_its_exit_code() -> None:
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code() -> None:
     done = subprocess.run(["bash", "-c", f"{PROGRAM} genrate 2>/dev/full"], check=False)
     assert done.returncode == 2

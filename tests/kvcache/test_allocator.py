@@ -30,8 +30,8 @@ def test_pages_are_copies_of_the_free_list() -> None:
 
 
 @pytest.mark.parametrize("asked", [5, -1])
-def test_asking_for_pages_that_are_not_there_names_both_numbers(asked: int) -> None:
-    with pytest.raises(IntegrityError, match=f"asked for {asked} pages with 4 of 4 free"):
+def test_requesting_too_many_pages_names_both_numbers(asked: int) -> None:
+    with pytest.raises(IntegrityError, match=f"{asked} pages requested with 4 of 4 free"):
         PageAllocator(4).allocate(asked)
 
 

@@ -188,12 +188,12 @@ def test_dropped_pages_leave_the_tree_unless_another_needs_them() -> None:
     tokens = run_of(4)
     pages = np.concatenate([handle.pages, manager.allocate(2)])
     handle = manager.publish(tokens, pages, handle)
-    neighbour = manager.match(run_of(2))
-    manager.lock(neighbour)
+    other = manager.match(run_of(2))
+    manager.lock(other)
     manager.drop_req(pages, handle)
-    manager.check([(neighbour.pages, neighbour)])
+    manager.check([(other.pages, other)])
     assert manager.match(tokens).cached_len == 2
-    manager.drop_req(neighbour.pages, neighbour)
+    manager.drop_req(other.pages, other)
     manager.check([])
     assert manager.free_pages == 8
 

@@ -263,7 +263,7 @@ def test_dequantising_in_words() -> None:
     file = header("llama")
     file.tensors["blk.0.attn_q.weight"] = GGUFTensor("blk.0.attn_q.weight", (128, 128), 3, 0, _PATH)
     model = read_gguf(file)
-    told = f"the file's quantised weights ({file.num_bytes / 1e6:.0f} MB) are dequantised when they are loaded:"
-    assert dequantised(model, "float32", 538_000_000) == f"{told} 538 MB of float32"
+    text = f"the file's quantised weights ({file.num_bytes / 1e6:.0f} MB) are dequantised when they are loaded:"
+    assert dequantised(model, "float32", 538_000_000) == f"{text} 538 MB of float32"
     assert dequantised(model, "bfloat16").endswith("MB of bfloat16")
     assert dequantised(read_gguf(header("llama")), "float32") == ""

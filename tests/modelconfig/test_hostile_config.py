@@ -251,8 +251,8 @@ def test_json_that_python_cannot_hold(text: str | bytes, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "header", [[], 5, {"a": 5}, {"a": {"dtype": ["F16"]}}, {"a": {}}, {"a": {"dtype": "I64"}}, "cut", "huge", "deep"]
 )
-def test_weights_whose_header_tells_no_dtype(header: Any, tmp_path: Path) -> None:
-    """The dtype is then float32; what is wrong with the file is told when it is read."""
+def test_weights_whose_header_has_no_dtype(header: Any, tmp_path: Path) -> None:
+    """The dtype is then float32; the fault of the file is reported when it is read."""
     text = {"cut": b"{", "huge": b"{}", "deep": b"[" * 100_000}.get(header) if isinstance(header, str) else None
     text = json.dumps(header).encode() if text is None else text
     length = 2**63 if header == "huge" else len(text)

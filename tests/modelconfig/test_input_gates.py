@@ -272,7 +272,7 @@ def test_recommended_sampling_is_named_in_one_line(tmp_path: Path) -> None:
     assert "`temperature` = 0.6, `top_k` = 20, `top_p` = 0.95 not applied: minisgl takes sampling parameters" in line
 
 
-def test_a_default_end_does_not_come_beside_one_that_is_named() -> None:
+def test_a_default_end_is_not_added_to_a_named_one() -> None:
     """Llama's default, 2, is an ordinary token of newer vocabularies."""
     assert config_from_dict(LLAMA).eos_token_ids == (2,)
     assert config_from_dict(LLAMA, {"eos_token_id": [70, 71]}).eos_token_ids == (70, 71)

@@ -1,4 +1,4 @@
-"""Distributions built and installed beside ours, without a network, and commands run there."""
+"""Distributions built and installed in addition to ours, without a network, and commands run there."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SMALL = ("--dtype", "float32", "--num-page-override", "256", "--max-seq-len-over
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A folder of installed packages that stands before our own on Python's path."""
+class Site:
+    """A folder of installed packages that comes before our own on Python's path."""
 
-    site: Path
+    packages: Path
     work: Path
     sources: tuple[Path, ...] = ()
     """Source folders of development installs: ``pip install --target`` writes a .pth that only a real site reads."""
@@ -40,7 +40,7 @@ class Beside:
             stdin=subprocess.DEVNULL,
             env={
                 **ours,
-                "PYTHONPATH": os.pathsep.join(map(str, (*self.sources, self.site))),
+                "PYTHONPATH": os.pathsep.join(map(str, (*self.sources, self.packages))),
                 "PIP_NO_INDEX": "1",
                 "OMP_NUM_THREADS": "1",
             },
@@ -54,7 +54,7 @@ class Beside:
         pip = ("python", "-m", "pip", "--disable-pip-version-check", "-q")
         self.run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(source))
         (wheel,) = wheels.glob("*.whl")
-        self.run(*pip, "install", "--no-deps", "--target", str(self.site), str(wheel))
+        self.run(*pip, "install", "--no-deps", "--target", str(self.packages), str(wheel))
         return wheel
 
     def tokens(self, model: Path, prompt: list[int], count: int, *flags: str) -> tuple[list[int], dict[str, Any]]:
@@ -66,15 +66,15 @@ class Beside:
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Beside:
+def site(tmp_path: Path) -> Site:
     work = tmp_path / "work"
     work.mkdir()
-    return Beside(tmp_path / "site", work)
+    return Site(tmp_path / "site", work)
 
 
 @pytest.fixture
 def same_tokens(
-    beside: Beside, tiny: Callable[[str], Path], answers: Callable[[str], Any]
+    site: Site, tiny: Callable[[str], Path], answers: Callable[[str], Any]
 ) -> Callable[[str, str, str], None]:
     """``same_tokens(role, name, flags)``: a generation with the backend gives what transformers gives, and the plan
     says that the backend made it. Our own backends are tested against the same answers.
@@ -83,7 +83,7 @@ def same_tokens(
     def check(role: str, name: str, flags: str) -> None:
         model = "moe" if role == "moe" else "s93"
         wanted = answers(model)
-        tokens, plan = beside.tokens(tiny(model), wanted.prompts[1], 6, "--temperature", "0", *flags.split())
+        tokens, plan = site.tokens(tiny(model), wanted.prompts[1], 6, "--temperature", "0", *flags.split())
         assert tokens == wanted.continuations[1][:6]
         chosen = {bucket["choice"]["name"] for bucket in plan["buckets"] if bucket["role"] == role}
         assert name in chosen

@@ -39,42 +39,42 @@ def registry() -> Registry:
     [role if role in LINES else pytest.param(role, marks=pytest.mark.slow) for role in SCAFFOLDED_ROLES],
 )
 def test_a_scaffold_is_built_installed_tested_verified_and_generates_the_same_tokens(
-    role: Any, registry: Registry, beside: Any, same_tokens: Any, tmp_path: Path
+    role: Any, registry: Registry, site: Any, same_tokens: Any, tmp_path: Path
 ) -> None:
     made = write_distribution(f"demo_{role}", role, tmp_path / "made", registry)
-    wheel = beside.install(made.folder)
+    wheel = site.install(made.folder)
     with zipfile.ZipFile(wheel) as archive:
         modules = {name for name in archive.namelist() if name.endswith(".py")}
     assert modules == {f"{made.package}/{name}.py" for name in ("__init__", "plugin", role)}
     some = ("-k", "contract or ragged or replay or forward") if role in LINES else ()
-    beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *some, str(made.folder))
+    site.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *some, str(made.folder))
     thorough = ("--check", "contract") if role in LINES else ("--quick",)
-    report = json.loads(beside.run("minisgl", "verify", f"{role}:{made.name}", "--json", *thorough).stdout)
+    report = json.loads(site.run("minisgl", "verify", f"{role}:{made.name}", "--json", *thorough).stdout)
     assert report["passed"] and report["checks"]["passed"] >= 4
     same_tokens(role, made.name, made.backend_flags)
-    assert f"{made.name}@{made.distribution}" in beside.run(*shlex.split(made.explain), "--device", "cpu").stdout
+    assert f"{made.name}@{made.distribution}" in site.run(*shlex.split(made.explain), "--device", "cpu").stdout
     if role == "moe":  # the demo model has no experts, so what is typed next brings its own
-        told = beside.run(*shlex.split(made.serve), "--repeat", "1", "--device", "cpu").stderr
-        assert f"moe={made.name}@{made.distribution}" in told
+        err = site.run(*shlex.split(made.serve), "--repeat", "1", "--device", "cpu").stderr
+        assert f"moe={made.name}@{made.distribution}" in err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", LINES)
 def test_a_scaffold_passes_all_its_tests_and_the_whole_report_card(
-    role: Any, registry: Registry, beside: Any, tmp_path: Path
+    role: Any, registry: Registry, site: Any, tmp_path: Path
 ) -> None:
     made = write_distribution(f"demo_{role}", role, tmp_path / "made", registry)
-    beside.install(made.folder)
-    beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(made.folder))
-    report = json.loads(beside.run("minisgl", "verify", f"{role}:demo_{role}", "--json").stdout)
+    site.install(made.folder)
+    site.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(made.folder))
+    report = json.loads(site.run("minisgl", "verify", f"{role}:demo_{role}", "--json").stdout)
     assert report["passed"] and report["checks"]["note"] == 0
 
 
 @pytest.mark.parametrize("role", ["attention", "moe"])
-def test_the_scaffold_of_0_1_still_works_on_this_core(role: str, beside: Any, same_tokens: Any) -> None:
+def test_the_scaffold_of_0_1_still_works_on_this_core(role: str, site: Any, same_tokens: Any) -> None:
     folder, name = FIXTURES / "scaffold_0_1" / role, f"frozen_{role}"
-    beside.install(folder)
-    beside.run(
+    site.install(folder)
+    site.run(
         "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "contract or ragged or forward", str(folder)
     )
     same_tokens(role, name, f"--backend {role}={name}")

@@ -93,22 +93,22 @@ def _replaced(text: str, first: ast.stmt, last: ast.stmt, new: str) -> str:
 
 
 class Reader:
-    """Somebody who types what the page says, in a folder that holds the distribution's."""
+    """Follows the page literally, in a folder that contains the distribution's."""
 
-    def __init__(self, beside: Any, model: Path) -> None:
-        self.beside, self.model, self.output = beside, model, ""
+    def __init__(self, site: Any, model: Path) -> None:
+        self.site, self.model, self.output = site, model, ""
 
     def follow(self, block: Block) -> None:
         if block.language == "console":
             self.output = "".join(self.type(line) for line in block.text.splitlines())
         elif block.language == "text":
-            told = " ".join(self.output.split())
+            output = " ".join(self.output.split())
             for line in block.text.splitlines():
-                assert line in told, f"{line!r} is not in {told[-2000:]}"
+                assert line in output, f"{line!r} is not in {output[-2000:]}"
         elif block.title == "minisgl.toml":
-            (self.beside.work / block.title).write_text(block.text)
+            (self.site.work / block.title).write_text(block.text)
         else:
-            self.edit(self.beside.work / PROJECT / block.title, block)
+            self.edit(self.site.work / PROJECT / block.title, block)
 
     def edit(self, file: Path, block: Block) -> None:
         if not file.exists():
@@ -122,23 +122,23 @@ class Reader:
         words += SHORTER.get(line, ())
         if words[0] == "pip":
             assert words[-2:] == ["-e", PROJECT]
-            words = ["python", "-m", *words[:-2], "-q", "--upgrade", "--no-deps", "--target", str(self.beside.site)]
+            words = ["python", "-m", *words[:-2], "-q", "--upgrade", "--no-deps", "--target", str(self.site.packages)]
             words += ["--no-build-isolation", "-e", PROJECT]  # no index here: hatchling is installed already
-            self.beside = replace(self.beside, sources=(self.beside.work / PROJECT / "src",))
+            self.site = replace(self.site, sources=(self.site.work / PROJECT / "src",))
         elif words[0] == "pytest":
             words = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *words[1:]]
         elif words[1] == "generate":
             words += ["--num-page-override", "512", "--max-seq-len-override", "256"]
-        done = self.beside.run(*words, check=line != FAILING)
+        done = self.site.run(*words, check=line != FAILING)
         assert line != FAILING or done.returncode == 1
         return str(done.stdout)
 
 
-def test_the_page_leads_to_the_example_and_all_its_commands_run(beside: Any, tiny: Callable[[str], Path]) -> None:
-    reader = Reader(beside, tiny("q3-text"))
+def test_the_page_leads_to_the_example_and_all_its_commands_run(site: Any, tiny: Callable[[str], Path]) -> None:
+    reader = Reader(site, tiny("q3-text"))
     for block in blocks():
         reader.follow(block)
-    made = reader.beside.work / PROJECT
+    made = reader.site.work / PROJECT
     assert _files(made) == _files(EXAMPLE)
 
 
@@ -162,8 +162,8 @@ def test_the_example_is_about_60_lines() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_passes_the_whole_kit(beside: Any) -> None:
-    beside.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE))
+def test_the_example_passes_the_whole_kit(site: Any) -> None:
+    site.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_same_ids_as_transformers(folder: Path, chat: list[dict[str, Any]], gene
     assert loaded(folder).apply_chat_template(chat, add_generation_prompt=generate) == expected
 
 
-def test_case_50_bos_stands_once(folder: Path) -> None:
+def test_case_50_bos_occurs_once(folder: Path) -> None:
     """As Llama 3: the tokenizer adds BOS to plain prompts and the template writes one too."""
     from transformers import AutoTokenizer
 

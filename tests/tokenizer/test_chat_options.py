@@ -245,19 +245,19 @@ def test_case_112_empty_tool_calls_do_not_hide_the_content() -> None:
     assert "assistant\n\nb" in render(HEADERS, [DIALOGUES[0][0], message])
 
 
-ASKS_FOR_NULL = "{% set content = messages[1]['content'] %}{% if TEST %}<call>{% else %}{{ content }}{% endif %}"
+COMPARES_WITH_NULL = "{% set content = messages[1]['content'] %}{% if TEST %}<call>{% else %}{{ content }}{% endif %}"
 TESTS = ["content is none", "messages[1].content == none", "none != messages[1]['content'] or content is not none"]
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_case_112_null_content_reaches_a_template_that_asks_for_it(test: str) -> None:
+def test_case_112_null_content_reaches_a_template_that_compares_with_it(test: str) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
     text = "<call>" if "!=" not in test else "None"
-    assert render(ASKS_FOR_NULL.replace("TEST", test), messages) == text
+    assert render(COMPARES_WITH_NULL.replace("TEST", test), messages) == text
 
 
 def test_case_112_null_content_is_left_out_elsewhere() -> None:
-    """As transformers 5 does: the word None is nobody's message."""
+    """As in transformers 5: the word None is not part of any message."""
     messages = [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
     assert render("{{ messages[0].content }}", messages) == ""
 

@@ -94,7 +94,7 @@ def test_a_page_without_the_marks_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "text"),
     [
         ({"type": "integer", "minimum": 1, "maximum": 9}, "whole number from 1 up to 9"),
         ({"type": "number", "exclusiveMinimum": 0}, "number above 0"),
@@ -104,5 +104,5 @@ def test_a_page_without_the_marks_is_refused() -> None:
         ({"format": "directory-path", "type": "string"}, "a folder"),
     ],
 )
-def test_types_in_words(schema: dict[str, object], told: str) -> None:
-    assert config_page.told_type(schema) == told
+def test_types_in_words(schema: dict[str, object], text: str) -> None:
+    assert config_page.type_text(schema) == text

@@ -64,3 +64,54 @@ def test_every_decision_is_in_the_navigation() -> None:
     assert pages
     assert [page for page in pages if f"decisions/{page}" not in navigation] == []
     assert [int(page[:4]) for page in pages] == list(range(1, len(pages) + 1))
+
+
+TERMS = (
+    *("request", "`PendingReq`", "`Req`", "`Batch`", "phase", "prefill", "decode"),
+    *("`cached_len`", "`device_len`", "`extend_len`", "page", "slot", "`page_table`", "`out_loc`"),
+    *("`KVCachePool`", "`PrefixCache`", "`CacheManager`", "`CacheHandle`", "`prepare_metadata`"),
+    *("role", "backend", "plugin", "hook", "plan", "`_host`, `_device`"),
+    "schedule, prepare, forward, sample, process",
+)
+"""The vocabulary that the design fixes."""
+
+
+def test_the_glossary_defines_every_term_of_the_design_once() -> None:
+    used = (DOCS / "glossary.md").read_text().split("## Retired words")[0]
+    defined = re.findall(r"^\| ([^|]+) \|", used, re.MULTILINE)
+    assert [term for term in TERMS if defined.count(term) != 1] == []
+    words = [word for row in defined if row not in ("word", "---") for word in row.split(", ")]
+    assert len(words) == len(set(words)), "a word has two meanings"
+
+
+def test_the_glossary_lists_the_shapes() -> None:
+    shapes = (DOCS / "glossary.md").read_text().split("## Shapes in docstrings")[1].split("##")[0]
+    assert set(re.findall(r"\b([A-Z]) [a-z]", shapes)) >= set("TBHKDPSEI")
+
+
+LONG_LINES = {
+    *("calibration.md", "debugging.md", "gpu-check.md", "plugins.md", "python.md", "contract.md", "inputs.md"),
+    "contributing.md",
+}
+"""Pages that are not wrapped yet."""
+
+
+def test_prose_wraps_at_120() -> None:
+    written = [page for page in DOCS.rglob("*.md") if page.name not in LONG_LINES]
+    pages = [ROOT / "README.md", *written, *ROOT.glob("plugins/*/README.md")]
+    assert [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in pages
+        for number, line in _prose(page.read_text())
+        if len(line) > 120
+    ] == []
+
+
+def _prose(text: str) -> list[tuple[int, str]]:
+    """Numbered lines outside tables, code blocks and links that cannot be broken."""
+    found, code = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        code ^= line.lstrip().startswith("```")
+        if not code and not line.startswith(("|", "#", "    ")) and " " in line.strip():
+            found.append((number, line))
+    return found

@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to type works."""
+"""The commands of the README work."""
 
 from __future__ import annotations
 
