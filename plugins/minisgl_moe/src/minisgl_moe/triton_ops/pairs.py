@@ -1,7 +1,7 @@
-"""Experts of a handful of tokens: matrix times vector per (token, expert) pair, nothing sorted, nothing padded.
+"""Experts for few tokens: matrix times vector per (token, expert) pair, without sorting and padding.
 
-As few tokens rarely share an expert, this reads hardly more than it must, and keeps the loads of several matrices in
-flight. Shapes: T tokens, k experts per token, N = T * k pairs, E experts, I expert width, H hidden width.
+Few tokens rarely share an expert, so this reads hardly more than necessary, and it keeps the loads of several matrices
+in flight. Shapes: T tokens, k experts per token, N = T * k pairs, E experts, I expert width, H hidden width.
 Of a tensor (N.., ...) the first N rows count: one workspace serves calls of all sizes.
 """
 
