@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from minisgl_core.capsule.shadow import ShadowReport
     from minisgl_core.core import SamplingParams
-    from minisgl_core.llm.face import Face
+    from minisgl_core.llm.llm import BaseLLM
     from minisgl_core.registry import Plan
     from minisgl_core.settings.schema import Settings
     from minisgl_core.tokenizer import Tokenizer
 
     from .prompts import Prompt
 
-F = TypeVar("F", bound="Face")
+F = TypeVar("F", bound="BaseLLM")
 
 __all__ = [
     "backends_by_role",
@@ -137,7 +137,7 @@ def start_llm(kind: type[F], settings: Settings, path: Path, *, requests: int) -
 
 
 @contextlib.contextmanager
-def report_shadow(llm: Face) -> Iterator[None]:
+def report_shadow(llm: BaseLLM) -> Iterator[None]:
     """Report a shadow backend on standard error: now that it is compared, and at the end the result."""
     report = llm.shadow_report
     if report is None:

@@ -1,9 +1,8 @@
 """LLM and AsyncLLM: a model in a script, a notebook or a server."""
 
-from .answers import Choice, Chunk, Completion, TokenLogprob
 from .async_engine import AsyncEngine
-from .async_llm import AsyncLLM
-from .llm import LLM
+from .llm import LLM, AsyncLLM
+from .output import Choice, Chunk, Completion, TokenLogprob
 from .prompts import Prompt, prepare_prompts
 from .runner import Runner
 

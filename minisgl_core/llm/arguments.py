@@ -1,4 +1,4 @@
-"""What the constructors and calls accept, and what other libraries call the same."""
+"""Arguments of constructors and calls, and the names that other libraries have for them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "device_map": "device",
     "random_seed": "seed",
     "load_format": "dummy_weights",
+    "scheduling_policy": "queue",
+    "schedule_policy": "queue",
 }
-"""vLLM's, SGLang's and transformers' names of settings that are the same here."""
+"""Names that vLLM, SGLang and transformers have for settings that exist here."""
 _OTHER_WAYS: Final[Mapping[str, str]] = {
     "enforce_eager": "set `cuda_graph_max_bs=0` to record no graphs",
     "disable_cuda_graph": "set `cuda_graph_max_bs=0` to record no graphs",
@@ -89,7 +91,7 @@ def engine_config(
     backends: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> EngineConfig:
-    """What the arguments of an LLM mean. Raises :class:`ConfigError` for a name or value that it does not know."""
+    """The config that the arguments of an LLM describe. Raises :class:`ConfigError` for an unknown name or value."""
     _refuse_unknown_settings(settings)
     if not isinstance(cast("object", path), str | Path) or not str(path):
         raise ConfigError(f"`path` is {path!r}", field="path", value=path, remedy="give a model folder or file")
@@ -121,7 +123,7 @@ def _refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
             remedy = (
                 _OTHER_WAYS.get(name)
                 or (f"LLM calls this `{_OTHER_NAMES[name]}`" if name in _OTHER_NAMES else "")
-                or ("how to sample is said per call, in SamplingParams" if name in _SAMPLING else "")
+                or ("how to sample is set per call, in SamplingParams" if name in _SAMPLING else "")
                 or nearest(name, {*SETTINGS, "path", "dtype", "tp_size"})
                 or f"known are {', '.join(sorted(SETTINGS))}"
             )
@@ -129,7 +131,7 @@ def _refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
 
 
 def refuse_unknown_arguments(call: str, known: tuple[str, ...], given: Mapping[str, object]) -> None:
-    """Raise :class:`UsageError` for the first argument that is ``given`` to ``call`` and is none of the ``known``."""
+    """Raise :class:`UsageError` for the first ``given`` argument of ``call`` that is not ``known``."""
     for name, value in given.items():
         remedy = (
             argument_hint(name, value)
@@ -140,7 +142,7 @@ def refuse_unknown_arguments(call: str, known: tuple[str, ...], given: Mapping[s
 
 
 def argument_hint(name: str, value: object) -> str:
-    """What to do instead of giving a call an argument that other libraries' calls have; empty for other names."""
+    """What to use here instead of an argument that other libraries have; empty for other names."""
     in_params = f"give it in `params`: SamplingParams({name}={value!r:.40})" if name in _SAMPLING - HINTS.keys() else ""
     return _CALLS_OTHERS.get(name) or HINTS.get(name) or in_params
 

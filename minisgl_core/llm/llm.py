@@ -1,35 +1,139 @@
-"""The class for scripts and notebooks: a model in, answers out."""
+"""LLM and AsyncLLM: a model with its tokenizer and its engine, for scripts, notebooks and coroutines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Final, Never, cast
 
+from minisgl_core.demo_model import resolve_model_path
+from minisgl_core.errors import AdmissionError
 from minisgl_core.progress import progress_bar
+from minisgl_core.tokenizer import load_tokenizer
 
-from .arguments import refuse_unknown_arguments
-from .calls import ThreadCall
-from .face import Conversation, Conversations, Face, list_conversations
-from .stream import Stream
+from .arguments import argument_hint, engine_config, refuse_unknown_arguments
+from .async_engine import AsyncEngine
+from .calls import LoopCall, ThreadCall
+from .prompts import PreparedPrompt, Prompt, Prompts, prepare_prompts
+from .stream import AsyncStream, Stream
 
 if TYPE_CHECKING:
+    import torch
+
+    from minisgl_core.capsule.shadow import ShadowReport
     from minisgl_core.core import SamplingParams
+    from minisgl_core.engine import Engine
+    from minisgl_core.registry import Plan
+    from minisgl_core.scheduler import Scheduler
+    from minisgl_core.tokenizer import Message
 
-    from .answers import Completion
-    from .prompts import PreparedPrompt, Prompt, Prompts
+    from .output import Completion
 
-__all__ = ["LLM"]
+__all__ = ["LLM", "AsyncLLM", "BaseLLM"]
 
-PROGRESS_S = 0.1
-"""How often a bar moves."""
+Conversation = Iterable["Message"]
+Conversations = Conversation | Iterable[Conversation]
+"""One list of messages, or several."""
+PROGRESS_S: Final = 0.1
+"""How often a progress bar moves."""
 
 
-class LLM(Face):
-    __doc__ = f"""{Face.__doc__}
-    Use it as a context manager, or call :meth:`shutdown`. :class:`AsyncLLM` is the same for coroutines; this one works
-    inside a coroutine too, which then waits for the answer.
+class BaseLLM:
+    """A model, ready to answer; it is loaded by the constructor.
+
+    ``path``: a folder, a .gguf file, ``"demo"``, or a name on a model hub such as ``"Qwen/Qwen3-0.6B"``, which is
+    downloaded. ``dtype``: such as ``torch.float32`` or ``"bfloat16"``; None = the checkpoint's.
+    ``tp_size``: tensor-parallel ranks; each but the first gets a process of its own. ``backends``: role to backend
+    name, ordered list of names, or ``{"prefill": ..., "decode": ...}`` for attention. ``settings``: any other field of
+    :class:`~minisgl_core.engine.EngineConfig`, such as ``cuda_graph_max_bs``, ``max_running_req``,
+    ``num_page_override``, ``max_seq_len_override`` or ``page_size``.
+
+    A folder without tokenizer files serves prompts of token ids; the text of its answers is empty. It may be used from
+    any thread and event loop: calls that run at the same time are served together.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = "",
+        dtype: torch.dtype | str | None = None,
+        tp_size: int = 1,
+        *,
+        backends: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        config = engine_config(path, dtype, tp_size, backends, settings)
+        found = resolve_model_path(path, progress=config.progress)
+        self.tokenizer = load_tokenizer(found)
+        self._engine = AsyncEngine(replace(config, model_path=str(found)), tp_size, self.tokenizer)
+
+    # ---- parts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """Rank 0's engine, for use by hand between calls: the calling thread works on its stream from now on."""
+        engine = self._engine.engine
+        if engine.model is not None:
+            engine.platform.activate()
+        return engine
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Rank 0's scheduler."""
+        return self._engine.scheduler
+
+    @property
+    def plan(self) -> Plan:
+        """The resolved choice of backends."""
+        return self._engine.engine.plan
+
+    @property
+    def shadow_report(self) -> ShadowReport | None:
+        """The comparison with a second backend (setting ``shadow``) so far; None without one."""
+        report: ShadowReport | None = getattr(self._engine.engine.observer, "shadow_report", None)
+        return report
+
+    def shutdown(self) -> None:
+        """End all ranks and free all memory; calls that wait get a :class:`UsageError`. Works from any thread;
+        calling it twice is harmless. Garbage collection and the end of the program do the same.
+        """
+        self._engine.close()
+
+    # ---- prompts -------------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None, priority: int
+    ) -> list[PreparedPrompt]:
+        return prepare_prompts(prompts, params, self.tokenizer, self.scheduler.limits, priority)
+
+    def _encode_chats(self, conversations: Sequence[Conversation], options: Mapping[str, Any]) -> list[list[int]]:
+        """Token ids of each conversation. The error for one of several names its index."""
+        if self.tokenizer is None:
+            raise AdmissionError(
+                "messages cannot be encoded: the model has no tokenizer files",
+                field="messages",
+                remedy="give token ids to `generate`",
+            )
+        prompts = []
+        for index, messages in enumerate(conversations):
+            try:
+                prompts.append(self.tokenizer.apply_chat_template(messages, **options))
+            except AdmissionError as error:
+                place = f"conversation {index}: " if len(conversations) > 1 else ""
+                hint = argument_hint(error.field, error.value) if error.field in options else ""
+                raise AdmissionError(
+                    f"{place}{error.message}", field=error.field, value=error.value, remedy=hint or error.remedy
+                ) from error
+        return prompts
+
+
+class LLM(BaseLLM):
+    __doc__ = f"""{BaseLLM.__doc__}
+    Use it as a context manager, or call :meth:`shutdown`. :class:`AsyncLLM` is the same for coroutines; this class
+    works inside a coroutine too, but blocks it.
     """
 
     def generate(
@@ -37,57 +141,65 @@ class LLM(Face):
         prompts: Prompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
         progress: bool = True,
         **unknown: Never,
     ) -> list[Completion]:
         """Answer all ``prompts`` together; the answers are in their order.
 
         ``params``: for all prompts, or one per prompt. ``max_tokens`` is capped at what context and KV pool leave.
-        Ctrl-C ends the requests of this call and leaves the LLM usable.
+        ``priority``: requests with a higher one are admitted first (setting ``queue="priority"``). Ctrl-C ends the
+        requests of this call and leaves the LLM usable.
 
         Raises :class:`AdmissionError`, before any work, if one of the prompts cannot be served; it names its index.
         An answer on which the model failed has an ``error``.
         """
-        refuse_unknown_arguments("generate", ("prompts", "params", "progress"), unknown)
-        return self._answer(self._prepare(prompts, params), progress)
+        refuse_unknown_arguments("generate", ("prompts", "params", "priority", "progress"), unknown)
+        return self._answer(self._prepare(prompts, params, priority), progress)
 
     def chat(
         self,
         messages: Conversations,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
         progress: bool = True,
         **options: Any,
     ) -> list[Completion]:
         """Answer one conversation, or each of a list of them, like :meth:`generate`.
 
-        ``messages``: ``[{"role": "user", "content": "..."}]``. ``options``: of the model's chat template, such as
-        ``tools`` or ``enable_thinking=False``.
+        ``messages``: ``[{"role": "user", "content": "..."}]``. ``options``: those of the model's chat template, such
+        as ``tools`` or ``enable_thinking=False``.
         """
-        return self._answer(self._prepare(self._chat_prompts(list_conversations(messages), options), params), progress)
+        prompts = self._encode_chats(_list_conversations(messages), options)
+        return self._answer(self._prepare(prompts, params, priority), progress)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **unknown: Never) -> Stream:
-        """Answer one prompt piece by piece; closing or dropping the iterator aborts the request.
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, **unknown: Never
+    ) -> Stream:
+        """Stream the answer to one prompt. Closing or dropping the iterator aborts the request.
 
-        Raises like :meth:`generate`, at once; and :class:`UsageError` from the iterator if the LLM was shut down
-        meanwhile.
+        Raises like :meth:`generate`, at once. The iterator raises :class:`UsageError` if the LLM was shut down
+        meanwhile, and in a process forked from the LLM's.
         """
-        refuse_unknown_arguments("stream", ("prompt", "params"), unknown)
-        return Stream(self._engine, self._prepare([prompt], params))
+        refuse_unknown_arguments("stream", ("prompt", "params", "priority"), unknown)
+        return Stream(self._engine, self._prepare([prompt], params, priority))
 
-    def stream_chat(self, messages: Conversation, params: SamplingParams | None = None, **options: Any) -> Stream:
-        """Answer one conversation like :meth:`stream`; ``options`` as for :meth:`chat`."""
-        return Stream(self._engine, self._prepare(self._chat_prompts([messages], options), params))
+    def stream_chat(
+        self, messages: Conversation, params: SamplingParams | None = None, *, priority: int = 0, **options: Any
+    ) -> Stream:
+        """Stream the answer to one conversation like :meth:`stream`; ``options`` as for :meth:`chat`."""
+        return Stream(self._engine, self._prepare(self._encode_chats([messages], options), params, priority))
 
     def clear_cache(self) -> None:
-        """Forget every cached prefix that no running request uses, on all ranks."""
+        """Drop every cached prefix that no running request uses, on all ranks."""
         call = ThreadCall()
         self._engine.clear_cache(call)
         call.wait()
         call.raise_failure()
 
     def _answer(self, prepared: Sequence[PreparedPrompt], progress: bool) -> list[Completion]:
-        call, total = ThreadCall(), sum(params.n for _, params in prepared)
+        call, total = ThreadCall(), sum(prompt.params.n for prompt in prepared)
         with progress_bar("requests", total, shown=progress, leave=True) as bar:
             try:
                 self._engine.submit(prepared, call)
@@ -111,6 +223,78 @@ class LLM(Face):
         self.shutdown()
 
 
+class AsyncLLM(BaseLLM):
+    __doc__ = f"""{BaseLLM.__doc__}
+    Use it as an asynchronous context manager, or call :meth:`shutdown`. The constructor blocks while it loads; to keep
+    the event loop running, use ``llm = await asyncio.to_thread(AsyncLLM, path)``. One AsyncLLM serves any number of
+    event loops, each of which is woken once per step.
+    """
+
+    async def generate(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        **unknown: Never,
+    ) -> list[Completion]:
+        """Answer all ``prompts`` together, like :meth:`LLM.generate`. Cancelling the call aborts its requests."""
+        refuse_unknown_arguments("generate", ("prompts", "params", "priority"), unknown)
+        return await self._answer(self._prepare(prompts, params, priority))
+
+    async def chat(
+        self,
+        messages: Conversations,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        **options: Any,
+    ) -> list[Completion]:
+        """Answer one conversation, or each of a list of them, like :meth:`LLM.chat`."""
+        prompts = self._encode_chats(_list_conversations(messages), options)
+        return await self._answer(self._prepare(prompts, params, priority))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, **unknown: Never
+    ) -> AsyncStream:
+        """Stream the answer to one prompt: ``async for chunk in llm.stream(prompt)``. Closing or dropping the iterator,
+        or cancelling its reader, aborts the request. Raises like :meth:`LLM.stream`.
+        """
+        refuse_unknown_arguments("stream", ("prompt", "params", "priority"), unknown)
+        return AsyncStream(self._engine, self._prepare([prompt], params, priority))
+
+    def stream_chat(
+        self, messages: Conversation, params: SamplingParams | None = None, *, priority: int = 0, **options: Any
+    ) -> AsyncStream:
+        """Stream the answer to one conversation like :meth:`stream`; ``options`` as for :meth:`chat`."""
+        return AsyncStream(self._engine, self._prepare(self._encode_chats([messages], options), params, priority))
+
+    async def clear_cache(self) -> None:
+        """Drop every cached prefix that no running request uses, on all ranks."""
+        call = LoopCall()
+        self._engine.clear_cache(call)
+        await call.wait()
+        call.raise_failure()
+
+    async def _answer(self, prepared: Sequence[PreparedPrompt]) -> list[Completion]:
+        call = LoopCall()
+        try:
+            self._engine.submit(prepared, call)
+            if prepared:
+                await call.wait()
+        except BaseException:
+            self._engine.abort(call)
+            raise
+        call.raise_failure()
+        return self._engine.completions(call)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+
 def _show_until_woken(call: ThreadCall, bar: Any, total: int) -> None:
     woken = not total
     while not woken:
@@ -118,3 +302,17 @@ def _show_until_woken(call: ThreadCall, bar: Any, total: int) -> None:
             call.wait(PROGRESS_S)
             woken = True
         bar.update(total - call.left - bar.n)
+
+
+def _list_conversations(messages: Conversations) -> list[Conversation]:
+    """A list of conversations. What is not a list of messages is left to the tokenizer to refuse."""
+    if not isinstance(cast("object", messages), Iterable) or isinstance(messages, str | Mapping):
+        return [cast("Conversation", messages)]
+    listed = list(messages)
+    several = all(isinstance(one, Iterable) and not _is_message(one) for one in cast("list[object]", listed))
+    return cast("list[Conversation]", listed if several else [listed])
+
+
+def _is_message(value: object) -> bool:
+    """Some messages of client libraries are iterable objects."""
+    return isinstance(value, str | Mapping) or hasattr(value, "model_dump")

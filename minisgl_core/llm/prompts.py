@@ -1,10 +1,10 @@
-"""From what a caller gives as prompts to token ids that the model can serve."""
+"""Prompts in every accepted form, converted to token ids that the model can serve."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ Prompts = str | Iterable[int | Prompt]
 """One prompt or several; the rows of a two-dimensional array are several. (Not ``Prompt | Iterable[Prompt]``: between
 these two mypy cannot decide for a list that holds a text and a list of ids.)
 """
-PreparedPrompt = tuple[np.ndarray, SamplingParams]
-"""Token ids (N,) int32 and how to answer them."""
 
 _GIVE = "give a text or token ids"
 _GIVE_MANY = "give a text, a list of token ids, or a list of these"
@@ -31,7 +29,16 @@ _INTEGERS = frozenset(
     (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64)
 )
 _NO_LISTING = (str, bytes, bytearray, Mapping, AbstractSet)
-"""Iterable, but no sequence of prompts or of ids."""
+"""Iterable, but not a sequence of prompts or of ids."""
+
+
+class PreparedPrompt(NamedTuple):
+    """A checked prompt and how to answer it."""
+
+    input_ids: np.ndarray
+    """(N,) int32"""
+    params: SamplingParams
+    priority: int = 0
 
 
 def prepare_prompts(
@@ -39,11 +46,13 @@ def prepare_prompts(
     params: SamplingParams | Sequence[SamplingParams] | None,
     tokenizer: Tokenizer | None,
     limits: Limits,
+    priority: int = 0,
 ) -> list[PreparedPrompt]:
-    """Token ids and parameters of each prompt.
+    """Check each prompt and convert it to token ids.
 
     Raises :class:`AdmissionError` for the first prompt that cannot be served, with its index.
     """
+    limits.check_priority(priority)
     listed = _as_list(prompts)
     each = _params_of_each(params, len(listed))
     prepared = []
@@ -52,12 +61,12 @@ def prepare_prompts(
             input_ids = _token_ids(prompt, tokenizer, limits)
             limits.check(input_ids, own)
             _check_stop(own, tokenizer)
-        prepared.append((input_ids, own))
+        prepared.append(PreparedPrompt(input_ids, own, priority))
     return prepared
 
 
 class _AtPrompt:
-    """Puts the prompt's index in front of an :class:`AdmissionError`."""
+    """Prefixes an :class:`AdmissionError` with the prompt's index."""
 
     __slots__ = ("_index",)
 
@@ -95,7 +104,7 @@ def _token_ids(prompt: object, tokenizer: Tokenizer | None, limits: Limits) -> n
 
 
 def _checked_array(prompt: torch.Tensor | np.ndarray) -> np.ndarray:
-    """(N,) of some integer dtype. An empty array may have any dtype: NumPy and torch make it of floats."""
+    """(N,) of some integer dtype. An empty array may have any dtype: by default NumPy and torch make it of floats."""
     shape = tuple(prompt.shape)
     if len(shape) != 1 or (shape != (0,) and not _holds_integers(prompt)):
         raise AdmissionError(
@@ -116,12 +125,12 @@ def _holds_integers(array: torch.Tensor | np.ndarray) -> bool:
 
 
 def _holds_objects(array: torch.Tensor | np.ndarray) -> bool:
-    """Texts or Python objects, as a column of a table: an array only by its class."""
+    """Whether it holds texts or Python objects, like a column of a table."""
     return isinstance(array, np.ndarray) and array.ndim > 0 and array.dtype.kind in "OU"
 
 
 def _listed_ids(tokens: list[Any], limits: Limits) -> np.ndarray:
-    """(N,) int64. NumPy would take True for 1 and cut 1.5 to 1, so the types are looked at first."""
+    """(N,) int64. NumPy would convert True to 1 and 1.5 to 1, so the types are checked first."""
     if all(map(_is_token_type, set(map(type, tokens)))):
         try:
             return np.fromiter(tokens, dtype=np.int64, count=len(tokens))
@@ -140,7 +149,7 @@ def _listed_ids(tokens: list[Any], limits: Limits) -> np.ndarray:
 
 
 def _narrowed(array: np.ndarray, limits: Limits) -> np.ndarray:
-    """As int32, once no id would be changed by that."""
+    """Convert to int32, after checking that no id is changed by that."""
     if array.size and array.dtype != np.int32:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= limits.vocab_size:
@@ -169,7 +178,7 @@ def _check_stop(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
 
 
 def _as_list(prompts: object) -> list[Any]:
-    """A text, or a non-empty listing that begins with a token id, is one prompt."""
+    """A list of prompts. A text is one prompt, and so is a non-empty list that begins with a token id."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, torch.Tensor | np.ndarray) and not _holds_objects(prompts):

@@ -1,4 +1,4 @@
-"""The other tensor-parallel ranks, seen from rank 0."""
+"""The tensor-parallel ranks above 0, as rank 0 starts, feeds and ends them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from minisgl_core.env import ENV
 from minisgl_core.errors import EngineError, MinisglError
 from minisgl_core.scheduler import Message
 
-from .wire import Failed, Imported, Ready, Start
+from .rank_messages import Failed, Imported, Ready, Start
 
 __all__ = ["GRACE_S", "Ranks", "free_port", "threads_per_rank"]
 
 T = TypeVar("T")
-LAST_WORDS_S = 5.0
-"""How long a rank whose failure broke a collective may take to say why."""
+EXIT_REPORT_S = 5.0
+"""How long a rank whose failure broke a collective may take to report why."""
 GRACE_S = 10.0
 """How long a rank may take to end by itself."""
 _WATCH_S = 0.2
@@ -37,7 +37,7 @@ NO_MESSAGES = pickle.dumps(())
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody uses now."""
+    """A TCP port of this host that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 def threads_per_rank(size: int) -> int:
-    """CPU threads of each rank: the cores this process may use, or as few as torch was told to, divided."""
+    """CPU threads of each rank: an equal part of the cores, or of torch's threads, if these are fewer."""
     return max(1, min(len(os.sched_getaffinity(0)), torch.get_num_threads()) // size)
 
 
@@ -58,10 +58,10 @@ class _Peer:
 
 
 class Ranks:
-    """Ranks 1 to size-1 as child processes, started at once; nothing happens for a single rank.
+    """Ranks 1 to size-1 as child processes, started at once. A single rank has none.
 
-    They are plain subprocesses, not forks or spawns of the caller: scripts need no main guard, notebooks work. They die
-    with the thread that starts them, which therefore must live until :meth:`close`.
+    They are plain subprocesses, not forks or spawns of the caller: scripts need no main guard, and notebooks work. They
+    die with the thread that starts them, which therefore must live until :meth:`close`.
     """
 
     def __init__(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
@@ -79,22 +79,22 @@ class Ranks:
             raise
 
     def wait_imported(self) -> None:
-        """Until every rank is about to connect; raises :class:`EngineError` with the words of one that cannot."""
+        """Wait until every rank is about to connect; raise :class:`EngineError` with the report of one that cannot."""
         self._wait_for(Imported)
 
     def wait_ready(self) -> None:
-        """Until every rank's engine stands; raises :class:`EngineError` with the words of one that failed."""
+        """Wait until every rank's engine is ready; raise :class:`EngineError` with the report of one that failed."""
         self._wait_for(Ready)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """The messages of the step that rank 0 is about to run."""
+        """Send the messages of the step that rank 0 is about to run."""
         if self._peers:
             payload = pickle.dumps(tuple(messages)) if messages else NO_MESSAGES
             for peer in self._peers:
                 self._send(peer, payload)
 
     def while_joining(self, call: Callable[[], T], init_method: str) -> T:
-        """Like :meth:`guard`, for a ``call`` that waits for all ranks at ``init_method``: it breaks off if one dies."""
+        """Like :meth:`guard`, for a ``call`` that waits for all ranks at ``init_method``; aborts it if one dies."""
         done = threading.Event()
 
         def watch() -> None:
@@ -113,23 +113,23 @@ class Ranks:
             watcher.join()
 
     def guard(self, call: Callable[[], T]) -> T:
-        """``call()``; where it breaks because another rank failed, :class:`EngineError` with that rank's own words."""
+        """Return ``call()``. If another rank's failure breaks it, raise :class:`EngineError` with its report."""
         try:
             return call()
         except Exception as error:
             ours = isinstance(error, MinisglError) and not isinstance(error, EngineError)
-            if not ours and (failure := self._last_words()) is not None:
+            if not ours and (failure := self._exit_report()) is not None:
                 raise failure from error
             raise
 
     def check(self) -> None:
-        """Raise :class:`EngineError` if a rank has failed or died; costs a system call per rank."""
+        """Raise :class:`EngineError` if a rank has failed or died. Costs a system call per rank."""
         for peer in self._peers:
             if peer.connection.poll():
                 raise _failure(peer, _receive(peer.connection))
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """End all ranks: asked first, killed after ``grace_s`` seconds. Calling it twice is harmless."""
+        """End all ranks; kill those that still run after ``grace_s`` seconds. Calling it twice is harmless."""
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.connection.close()
@@ -153,24 +153,24 @@ class Ranks:
         while pending:
             for connection in wait(list(pending)):
                 peer = pending.pop(connection)
-                if not isinstance(word := _receive(peer.connection), kind):
-                    raise _failure(peer, word)
+                if not isinstance(report := _receive(peer.connection), kind):
+                    raise _failure(peer, report)
 
-    def _last_words(self) -> EngineError | None:
-        """The failure of the first rank that has one to tell, waiting a little for it."""
-        deadline = time.monotonic() + LAST_WORDS_S
+    def _exit_report(self) -> EngineError | None:
+        """The failure that some rank reports within :data:`EXIT_REPORT_S`."""
+        deadline = time.monotonic() + EXIT_REPORT_S
         listening: dict[Any, _Peer] = {peer.connection: peer for peer in self._peers}
-        while listening and (spoken := wait(list(listening), max(0.0, deadline - time.monotonic()))):
-            for connection in spoken:
+        while listening and (readable := wait(list(listening), max(0.0, deadline - time.monotonic()))):
+            for connection in readable:
                 peer = listening[connection]
-                word = _receive(peer.connection)
-                if not isinstance(word, Imported | Ready):
-                    return _failure(peer, word)
+                report = _receive(peer.connection)
+                if not isinstance(report, Imported | Ready):
+                    return _failure(peer, report)
         return None
 
 
 def _start(rank: int, size: int) -> _Peer:
-    """A child process that imports from where this one does."""
+    """Start a child process with the import path of this one."""
     ours, theirs = socket.socketpair()
     pipe_read, pipe_write = os.pipe()
     fds = (theirs.fileno(), pipe_read)
@@ -194,21 +194,21 @@ def _start(rank: int, size: int) -> _Peer:
 
 
 def _receive(connection: Connection) -> Any:
-    """The rank's next word; None if there will be none."""
+    """The rank's next message; None if there will be none."""
     try:
         return connection.recv()
     except (EOFError, OSError):
         return None
 
 
-def _failure(peer: _Peer, word: object) -> EngineError:
-    """What to raise after a rank's last word, or after its death without one."""
-    if isinstance(word, Failed):
-        error = EngineError(f"rank {peer.rank} failed: {word.text}", field="rank", value=peer.rank)
-        error.add_note(f"Traceback of rank {peer.rank}:\n{word.details}")
+def _failure(peer: _Peer, report: object) -> EngineError:
+    """The error to raise after a rank's exit report, or after its death without one."""
+    if isinstance(report, Failed):
+        error = EngineError(f"rank {peer.rank} failed: {report.text}", field="rank", value=peer.rank)
+        error.add_note(f"Traceback of rank {peer.rank}:\n{report.details}")
         return error
     try:
-        code = str(peer.process.wait(LAST_WORDS_S))
+        code = str(peer.process.wait(EXIT_REPORT_S))
     except subprocess.TimeoutExpired:
         code = "none yet"
-    return EngineError(f"rank {peer.rank} died without a word, exit code {code}", field="rank", value=peer.rank)
+    return EngineError(f"rank {peer.rank} died without an exit report, exit code {code}", field="rank", value=peer.rank)

@@ -1,7 +1,8 @@
-"""All ranks of one engine as one thing that takes messages and makes steps."""
+"""All ranks of one engine behind one interface: post messages, make steps."""
 
 from __future__ import annotations
 
+import traceback
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -10,11 +11,12 @@ import torch
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.plan_resolution import make_plan
-from minisgl_core.errors import EngineError
+from minisgl_core.errors import EngineError, MinisglError
 from minisgl_core.modelconfig import read_model_config
+from minisgl_core.registry import Choice, Plan
+from minisgl_core.registry.records import CORE
 from minisgl_core.scheduler import Message, Scheduler, TokenOuts
 
-from .blame import blamed
 from .ranks import GRACE_S, Ranks, free_port, threads_per_rank
 
 __all__ = ["Runner"]
@@ -25,15 +27,15 @@ class Runner:
 
     ``eos_token_ids``: the tokenizer's, which end an answer like those of the model's config.
 
-    Not safe to use from two threads at once. After an error in a step nothing is certain about the engine's state, so
-    every later step raises as well.
+    Not safe to use from two threads at once. After an error in a step the engine's state is undefined, so every later
+    step raises as well.
     """
 
     def __init__(self, config: EngineConfig, tp_size: int = 1, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._messages: list[Message] = []
         self._failure: BaseException | None = None
         self._threads = torch.get_num_threads() if tp_size > 1 else 0
-        """To be restored at the end; 0 = left alone."""
+        """Number to restore at the end; 0 = unchanged."""
         if tp_size > 1:
             config = _with_ranks(config, tp_size)
         self._ranks = Ranks(config, eos_token_ids)
@@ -62,12 +64,12 @@ class Runner:
         return bool(self._messages) or self.scheduler.has_work
 
     def post(self, message: Message) -> None:
-        """To be applied on all ranks before the next step."""
+        """Apply ``message`` on all ranks before the next step."""
         self._messages.append(message)
 
     def step(self) -> TokenOuts:
-        """One step of every rank. Raises :class:`EngineError` with the words of a rank that has failed, or naming the
-        plugin's backend that did.
+        """Make one step on every rank. Raises :class:`EngineError` with the exit report of a rank that failed, or with
+        the name of a plugin's backend that did.
         """
         if self._failure is not None:
             raise EngineError(
@@ -79,18 +81,18 @@ class Runner:
             self.scheduler.apply(messages)
             return self._ranks.guard(self.scheduler.step)
         except BaseException as error:
-            self._failure = blamed(error, self.engine.plan)
+            self._failure = _attribute(error, self.engine.plan)
             if self._failure is error:
                 raise
             raise self._failure from error
 
     def check(self) -> None:
-        """Raise :class:`EngineError` if any rank has failed, also while nothing runs."""
+        """Raise :class:`EngineError` if any rank has failed, even while nothing runs."""
         self._ranks.check()
 
     def close(self) -> None:
         """End all ranks and free the engine's memory. Calling it twice is harmless."""
-        with ExitStack() as closing:  # each of these, whatever becomes of those before it
+        with ExitStack() as closing:  # each of these runs, even if one before it raises
             closing.callback(self._restore_threads)
             closing.callback(self.engine.shutdown)
             closing.callback(self.scheduler.close)
@@ -107,3 +109,36 @@ def _with_ranks(config: EngineConfig, tp_size: int) -> EngineConfig:
     port = free_port() if config.distributed_port is None else config.distributed_port
     config = replace(config, tp_info=DistributedInfo(0, tp_size), distributed_port=port)
     return replace(config, plan=make_plan(config, read_model_config(config.model_path)).to_json())
+
+
+def _attribute(error: BaseException, plan: Plan) -> BaseException:
+    """Attribute an error of a step: if a plugin's backend raised it, return an :class:`EngineError` that names the
+    backend, otherwise the error itself.
+    """
+    if isinstance(error, MinisglError) or not isinstance(error, Exception):
+        return error
+    choice = _failed_backend(error, plan)
+    if choice is None:
+        return error
+    return EngineError(
+        f"{choice.role} backend {choice.label} {choice.version} failed in a step: {type(error).__name__}: {error}",
+        field=f"backends.{choice.role}",
+        value=choice.name,
+        remedy=f"choose another with --backend {choice.role}=NAME, and report it to its author",
+    )
+
+
+def _failed_backend(error: BaseException, plan: Plan) -> Choice | None:
+    """The backend in whose package the innermost frame outside the core and torch is."""
+    choices = [bucket.choice for bucket in plan.buckets if bucket.choice.distribution != CORE]
+    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for module in reversed(modules):
+        same_module = [choice for choice in choices if choice.factory.partition(":")[0] == module]
+        same_package = [choice for choice in choices if _package(choice.factory) == _package(module)]
+        for choice in (*same_module, *same_package):
+            return choice
+    return None
+
+
+def _package(path: str) -> str:
+    return path.partition(":")[0].partition(".")[0]

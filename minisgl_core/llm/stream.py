@@ -1,4 +1,4 @@
-"""One answer piece by piece, for a thread or for a coroutine."""
+"""Streams of one answer, for a thread or for a coroutine."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import TYPE_CHECKING
 from .calls import LoopCall, ThreadCall
 
 if TYPE_CHECKING:
-    from .answers import Chunk, Completion
     from .async_engine import AsyncEngine
     from .calls import Call
+    from .output import Chunk, Completion
     from .prompts import PreparedPrompt
 
 __all__ = ["AsyncStream", "Stream"]
 
 
-class _Pieces:
-    """What of a call's outputs its reader has not seen."""
+class _BaseStream:
+    """The part of a call's outputs that its reader has not read."""
 
     _open = False
 
     def __init__(self, engine: AsyncEngine, call: Call, prepared: Sequence[PreparedPrompt]) -> None:
         self._engine, self._call = engine, call
-        self._open = True  # before the start: Ctrl-C may come in the middle of it
+        self._open = True  # before the submission, which Ctrl-C may interrupt
         engine.submit(prepared, call)
         self._unread = list(call.outputs)
 
     def completion(self) -> Completion:
-        """The answer as far as it has come, with what is known of its prompt."""
+        """The answer so far, with the facts about its prompt."""
         (answer,) = self._engine.completions(self._call)
         return answer
 
     def _next_chunk(self) -> Chunk | None:
-        """None if there is nothing new; then it is looked for once more before the reader waits."""
+        """None if there is nothing new. The reader then looks once more before it waits."""
         for output in self._unread:
             chunk = output.take()
             if chunk is not None:
@@ -43,13 +43,18 @@ class _Pieces:
         self._call.raise_failure()
         return None
 
+    def _must_wait(self) -> bool:
+        """Whether the next chunk is still to come; raise :class:`UsageError` where it never will."""
+        self._engine.check_process()
+        return self._call.prepare_wait()
+
     def __del__(self) -> None:
         if self._open:
             self._engine.abort(self._call)
 
 
-class Stream(_Pieces, Iterator["Chunk"]):
-    """Chunks as they come; several that came meanwhile are one. The engine does not wait for the reader."""
+class Stream(_BaseStream, Iterator["Chunk"]):
+    """Yields chunks as they arrive; what arrived meanwhile is one chunk. The engine never waits for the reader."""
 
     def __init__(self, engine: AsyncEngine, prepared: Sequence[PreparedPrompt]) -> None:
         self._thread_call = ThreadCall(streams=True)
@@ -60,7 +65,7 @@ class Stream(_Pieces, Iterator["Chunk"]):
             while self._open and self._unread:
                 if (chunk := self._next_chunk()) is not None:
                     return chunk
-                if self._call.watch():
+                if self._must_wait():
                     self._thread_call.wait()
         except BaseException:
             self.close()
@@ -69,8 +74,8 @@ class Stream(_Pieces, Iterator["Chunk"]):
         raise StopIteration
 
     def close(self) -> None:
-        """Abort the request if it still runs, and wait until its pages are free. From any thread: one that is reading
-        finds the end of the stream. Calling it twice is harmless.
+        """Abort the request if it still runs, and wait until its pages are free. May be called from any thread: for a
+        thread that is reading, the stream ends. Calling it twice is harmless.
         """
         if self._open:
             self._open = False
@@ -80,8 +85,8 @@ class Stream(_Pieces, Iterator["Chunk"]):
                 rest.wait()
 
 
-class AsyncStream(_Pieces, AsyncIterator["Chunk"]):
-    """As :class:`Stream`, for the event loop that it was made in. A cancelled reader aborts the request."""
+class AsyncStream(_BaseStream, AsyncIterator["Chunk"]):
+    """Like :class:`Stream`, for the event loop in which it was made. Cancelling its reader aborts the request."""
 
     def __init__(self, engine: AsyncEngine, prepared: Sequence[PreparedPrompt]) -> None:
         self._loop_call = LoopCall(streams=True)
@@ -92,7 +97,7 @@ class AsyncStream(_Pieces, AsyncIterator["Chunk"]):
             while self._open and self._unread:
                 if (chunk := self._next_chunk()) is not None:
                     return chunk
-                if self._call.watch():
+                if self._must_wait():
                     await self._loop_call.wait()
         except BaseException:
             self._abort()
@@ -101,9 +106,7 @@ class AsyncStream(_Pieces, AsyncIterator["Chunk"]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Abort the request if it still runs; a task that is reading finds the end of the stream. Calling it twice is
-        harmless.
-        """
+        """Abort the request if it still runs. For a task that is reading, the stream ends. May be called twice."""
         self._abort()
 
     def _abort(self) -> None:

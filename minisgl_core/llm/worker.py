@@ -1,7 +1,7 @@
 """``python -m minisgl_core.llm.worker CONNECTION_FD LIFELINE_FD PARENT_PID``: one tensor-parallel rank above 0.
 
-It runs the same scheduler as rank 0 on the same messages. It ends when its connection closes; and at once, whatever it
-is doing, when rank 0's process is gone.
+It runs the same scheduler as rank 0 on the same messages. It ends when its connection closes, and at once when rank 0's
+process is gone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(lifeline: int, parent: int) -> None:
-    """Leave no orphan.
+    """End this process when rank 0's ends.
 
-    The lifeline is a pipe that rank 0's process holds open; a thread waits for its end, because the main thread may be
-    inside a collective. The kernel's death signal covers what the pipe does not: children forked from rank 0 inherit it
-    and keep it open. That signal fires when the *thread* ends that started this process: the one that runs rank 0.
+    The lifeline is a pipe that rank 0's process holds open. A thread waits until it closes, because the main thread may
+    be inside a collective. Children forked from rank 0 inherit the pipe and keep it open; there the kernel's parent
+    death signal helps. It fires when the *thread* ends that started this process: the one that runs rank 0.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -47,7 +47,7 @@ def serve(connection: Connection) -> None:
     from minisgl_core.registry import Plan, load_class
     from minisgl_core.scheduler import Scheduler
 
-    from .wire import Imported, Ready, Start
+    from .rank_messages import Imported, Ready, Start
 
     start: Start = connection.recv()
     for switch in ENV.all():
@@ -74,20 +74,20 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Report any failure to rank 0, then leave at once.
+    """Serve, report any failure to rank 0, and exit at once.
 
-    Without the interpreter's own ceremony, which takes seconds with torch loaded; and after a failure, so that the
-    collectives of the other ranks break off.
+    The interpreter's normal exit takes seconds with torch loaded, and after a failure the collectives of the other
+    ranks must break off.
     """
     connection_fd, lifeline, parent = (int(text) for text in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all ranks: rank 0 decides
     die_with_parent(lifeline, parent)
-    logging.getLogger("minisgl_core.inputs").setLevel(logging.ERROR)  # rank 0 reads the same files and says it
+    logging.getLogger("minisgl_core.inputs").setLevel(logging.ERROR)  # rank 0 reads the same files and logs it
     connection, code = Connection(connection_fd), 0
     try:
         serve(connection)
     except BaseException as error:
-        from .wire import Failed
+        from .rank_messages import Failed
 
         code = 1
         connection.send(Failed.of(error))

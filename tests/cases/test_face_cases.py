@@ -144,7 +144,7 @@ LIMITS = Limits(2048, None, 512)
     ids=lambda value: type(value).__name__,
 )
 def test_case_114_token_ids_of_every_kind_are_one_prompt(prompts: Any) -> None:
-    ((ids, _),) = prepare_prompts(prompts, None, None, LIMITS)
+    ((ids, *_),) = prepare_prompts(prompts, None, None, LIMITS)
     wanted = list(range(5, 9)) if isinstance(prompts, range) else IDS
     assert (ids.dtype, ids.tolist()) == (np.int32, wanted)
 
@@ -154,7 +154,7 @@ def test_case_114_token_ids_of_every_kind_are_one_prompt(prompts: Any) -> None:
     [np.array([IDS, IDS]), torch.tensor([IDS, IDS]), (row for row in [IDS, IDS]), [np.array(IDS), torch.tensor(IDS)]],
 )
 def test_case_114_rows_are_prompts(prompts: Any) -> None:
-    assert [ids.tolist() for ids, _ in prepare_prompts(prompts, None, None, LIMITS)] == [IDS, IDS]
+    assert [prompt.input_ids.tolist() for prompt in prepare_prompts(prompts, None, None, LIMITS)] == [IDS, IDS]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_case_114_a_column_of_texts_is_several_prompts(llm: LLM, kind: Any) -> N
     texts = ["def answer", "return"]
     prepared = prepare_prompts(np.array(texts, dtype=kind), None, llm.tokenizer, llm.scheduler.limits)
     wanted = prepare_prompts(texts, None, llm.tokenizer, llm.scheduler.limits)
-    assert [ids.tolist() for ids, _ in prepared] == [ids.tolist() for ids, _ in wanted]
+    assert [one.input_ids.tolist() for one in prepared] == [one.input_ids.tolist() for one in wanted]
 
 
 def test_case_114_what_a_tokenizer_of_transformers_returns_gets_a_hint() -> None:
@@ -310,7 +310,7 @@ def test_case_132_the_package_is_a_program() -> None:
         ({"tokenizer": "x"}, "read from the model's folder"),
         ({"trust_remote_code": True}, "no code of a checkpoint is ever run"),
         ({"torch_dtype": "float32"}, "LLM calls this `dtype`"),
-        ({"temperature": 0.5}, "how to sample is said per call, in SamplingParams"),
+        ({"temperature": 0.5}, "how to sample is set per call, in SamplingParams"),
     ],
 )
 @pytest.mark.parametrize("face", [LLM, AsyncLLM])

@@ -1,26 +1,21 @@
-"""Many callers, one engine: threads, event loops, ends of every kind."""
+"""Many callers of one engine: threads, event loops, and streams that end early."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from minisgl_core.core import SamplingParams
-from minisgl_core.errors import AdmissionError, EngineError, UsageError
-from minisgl_core.llm import LLM, AsyncLLM, Runner
-from support.make_checkpoints import NUM_STEPS, Reference, ensure_checkpoint, reference
+from minisgl_core.errors import AdmissionError, UsageError
+from minisgl_core.llm import AsyncLLM
+from support.make_checkpoints import NUM_STEPS, Reference, ensure_checkpoint
 
 SETTINGS: dict[str, Any] = {
     "dtype": torch.float32,
@@ -34,11 +29,6 @@ LONG = SamplingParams(max_tokens=50, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def expected() -> Reference:
-    return reference("q3-text")
-
-
-@pytest.fixture(scope="module")
 def llm() -> Iterator[AsyncLLM]:
     made = AsyncLLM(ensure_checkpoint("q3-text"), **SETTINGS)
     yield made
@@ -46,25 +36,8 @@ def llm() -> Iterator[AsyncLLM]:
 
 
 @pytest.fixture
-def slow_steps(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_down(llm, monkeypatch)
-
-
-def slow_down(llm: LLM | AsyncLLM, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
-    step = llm.scheduler.step
-    monkeypatch.setattr(llm.scheduler, "step", lambda: (time.sleep(seconds), step())[1])
-
-
-def wait_until(true: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def is_idle(llm: LLM | AsyncLLM) -> bool:
-    stats = llm.scheduler.stats
-    return (stats.running, stats.waiting, llm.scheduler.has_work) == (0, 0, False)
+def slow_steps(llm: AsyncLLM, slow_down: Callable[..., None]) -> None:
+    slow_down(llm)
 
 
 # ---- coroutines ------------------------------------------------------------------------------------------------------
@@ -127,7 +100,7 @@ def test_a_loop_is_woken_at_most_once_per_step(llm: AsyncLLM, expected: Referenc
 
 
 @pytest.mark.parametrize("how", ["cancel", "aclose", "drop", "break"])
-def test_a_stream_that_nobody_reads_is_aborted(llm: AsyncLLM, expected: Reference, how: str, slow_steps: None) -> None:
+def test_a_stream_without_a_reader_is_aborted(llm: AsyncLLM, expected: Reference, how: str, slow_steps: None) -> None:
     async def main() -> None:
         stream = llm.stream(expected.prompts[2], LONG)
         await anext(stream)
@@ -146,7 +119,7 @@ def test_a_stream_that_nobody_reads_is_aborted(llm: AsyncLLM, expected: Referenc
                 break
         del stream
         begin = time.monotonic()
-        while not is_idle(llm):
+        while llm.scheduler.has_work:
             assert time.monotonic() < begin + 0.3, "it would run for half a second"
             await asyncio.sleep(0.01)
 
@@ -176,14 +149,16 @@ def test_a_cancelled_generate_is_aborted(llm: AsyncLLM, expected: Reference, slo
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(llm.generate(expected.prompts, LONG), 0.05)
         await llm.clear_cache()
-        assert is_idle(llm)
+        assert not llm.scheduler.has_work
         await llm.clear_cache()  # now of those pages too that the last pass still held
         assert llm.scheduler.stats.free_pages == 512
 
     asyncio.run(main())
 
 
-def test_requests_of_a_loop_that_was_closed_are_aborted(llm: AsyncLLM, expected: Reference, slow_steps: None) -> None:
+def test_requests_of_a_loop_that_was_closed_are_aborted(
+    llm: AsyncLLM, expected: Reference, slow_steps: None, wait_until_idle: Callable[[AsyncLLM, float], None]
+) -> None:
     loop = asyncio.new_event_loop()
     streams: list[Any] = []
 
@@ -196,7 +171,7 @@ def test_requests_of_a_loop_that_was_closed_are_aborted(llm: AsyncLLM, expected:
     loop.run_until_complete(main())
     pending = asyncio.all_tasks(loop)
     loop.close()
-    wait_until(lambda: is_idle(llm), 5)
+    wait_until_idle(llm, 5)
     for task in pending:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     assert asyncio.run(llm.generate([expected.prompts[0]], GREEDY))[0].token_ids == expected.continuations[0]
@@ -225,178 +200,3 @@ def test_an_asynchronous_context_manager_shuts_down(expected: Reference) -> None
     llm = asyncio.run(main())
     with pytest.raises(UsageError, match="has been shut down"):
         asyncio.run(llm.generate([[1]]))
-
-
-# ---- failures --------------------------------------------------------------------------------------------------------
-
-
-def test_an_error_of_a_step_reaches_every_call_that_waits(expected: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(ensure_checkpoint("q3-text"), **SETTINGS)
-    slow_down(llm, monkeypatch)
-    forward, passes = llm.engine.forward_batch, [0]
-
-    def breaks(batch: Any, mode: Any) -> Any:
-        passes[0] += 1
-        if passes[0] > 10:
-            raise RuntimeError("device lost")
-        return forward(batch, mode)
-
-    monkeypatch.setattr(llm.engine, "forward_batch", breaks)
-    raised: list[BaseException] = []
-
-    def call(streams: bool) -> None:
-        try:
-            list(llm.stream(expected.prompts[0], LONG)) if streams else llm.generate(
-                [expected.prompts[1]], LONG, progress=False
-            )
-        except RuntimeError as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=call, args=(streams,)) for streams in (True, False, True, False)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [str(error) for error in raised] == ["device lost"] * 4
-    with pytest.raises(EngineError, match="stopped after an error: device lost"):
-        llm.clear_cache()
-    llm.shutdown()
-
-
-def test_a_failed_start_raises_what_it_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = LookupError("no such weights")
-
-    def fails(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("minisgl_core.engine.engine.Engine._load_weights", fails)
-    before = threading.active_count()
-    with pytest.raises(LookupError) as caught:
-        LLM(ensure_checkpoint("q3-text"), **SETTINGS)
-    assert caught.value is error
-    assert threading.active_count() == before
-
-
-def test_ctrl_c_while_the_model_is_loaded_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-
-    def endless(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        try:
-            while True:
-                time.sleep(0.01)
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(Runner, "__init__", endless)
-    with pytest.raises(KeyboardInterrupt):
-        LLM(ensure_checkpoint("q3-text"), **SETTINGS)
-    assert ended.is_set()
-
-
-def test_ctrl_c_ends_only_the_requests_of_the_interrupted_call(
-    expected: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LLM(ensure_checkpoint("q3-text"), **SETTINGS) as llm:
-        slow_down(llm, monkeypatch)
-        other: list[Any] = []
-        thread = threading.Thread(
-            target=lambda: other.extend(llm.generate([expected.prompts[0]], GREEDY, progress=False))
-        )
-        thread.start()
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(expected.prompts[1:], LONG, progress=False)
-        thread.join(60)
-        assert [answer.token_ids for answer in other] == expected.continuations[:1]
-        wait_until(lambda: is_idle(llm))
-
-
-def test_shutdown_while_coroutines_wait(expected: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = AsyncLLM(ensure_checkpoint("q3-text"), **SETTINGS)
-    slow_down(llm, monkeypatch)
-
-    async def main() -> list[Any]:
-        waiting = [asyncio.ensure_future(llm.generate([prompt], LONG)) for prompt in expected.prompts]
-        stream = llm.stream(expected.prompts[0], LONG)
-        await anext(stream)
-        await asyncio.to_thread(llm.shutdown)
-        with pytest.raises(UsageError, match="has been shut down"):
-            [chunk async for chunk in stream]
-        return await asyncio.gather(*waiting, return_exceptions=True)
-
-    assert {str(error) for error in asyncio.run(main())} == {"this LLM has been shut down; make a new one"}
-
-
-def test_garbage_collection_ends_the_thread() -> None:
-    before = {thread.ident for thread in threading.enumerate()}
-    llm = LLM(ensure_checkpoint("q3-text"), **SETTINGS)
-    llm.generate([[1, 2]], GREEDY, progress=False)
-    stream = llm.stream([1, 2], GREEDY)
-    assert len({thread.ident for thread in threading.enumerate()} - before) == 1
-    del llm, stream
-    gc.collect()
-    assert {thread.ident for thread in threading.enumerate()} <= before
-
-
-# ---- whole programs --------------------------------------------------------------------------------------------------
-
-HEAD = """
-import asyncio, os, sys, threading
-from minisgl_core import LLM, AsyncLLM, SamplingParams
-from minisgl_core.errors import UsageError
-
-SETTINGS = dict(dtype="float32", num_page_override=64, max_seq_len_override=64, max_running_req=4, progress=False)
-LONG = SamplingParams(max_tokens=60, ignore_eos=True)
-"""
-PROGRAMS = {
-    "ends with an open stream": """
-llm = LLM(sys.argv[1], **SETTINGS)
-stream = llm.stream([1, 2], LONG)
-next(stream)
-print("done")
-""",
-    "raises": """
-llm = LLM(sys.argv[1], **SETTINGS)
-llm.generate([[1, 2]], LONG, progress=False)
-print("done")
-raise SystemExit(3)
-""",
-    "ends while a thread generates": """
-llm = LLM(sys.argv[1], **SETTINGS)
-def work():
-    while True:
-        llm.generate([[1, 2]], LONG, progress=False)
-threading.Thread(target=work, daemon=True).start()
-print("done")
-""",
-    "two ranks, asyncio, no main guard": """
-async def main():
-    llm = AsyncLLM(sys.argv[1], tp_size=2, **SETTINGS)
-    (answer,) = await llm.generate([[1, 2]], LONG)
-    print("done" if len(answer.token_ids) == 60 else answer)
-asyncio.run(main())
-""",
-    "forks": """
-llm = LLM(sys.argv[1], **SETTINGS)
-pid = os.fork()
-if pid == 0:
-    try:
-        llm.generate([[1, 2]], LONG, progress=False)
-    except UsageError as error:
-        sys.exit(7 if "belongs to the process that forked" in str(error) else 8)
-code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-(answer,) = llm.generate([[1, 2]], LONG, progress=False)
-print("done" if (code, len(answer.token_ids)) == (7, 60) else (code, answer))
-""",
-}
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_end_as_they_should(program: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(HEAD + PROGRAMS[program])
-    command = [sys.executable, str(script), str(ensure_checkpoint("q3-text"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert (done.returncode, done.stdout) == (3 if program == "raises" else 0, "done\n"), done.stderr
-    assert "Fatal" not in done.stderr and "Exception ignored" not in done.stderr

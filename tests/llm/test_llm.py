@@ -31,33 +31,16 @@ GREEDY = SamplingParams(max_tokens=NUM_STEPS, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def expected() -> Reference:
-    return reference("q3-text")
-
-
-@pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM(ensure_checkpoint("q3-text"), **SETTINGS) as llm:
         yield llm
 
 
-@pytest.fixture
-def slow_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """``slow_steps(0.01)``: each step takes at least that many seconds."""
-    step = llm.scheduler.step
-
-    def slow_down(seconds: float) -> None:
-        monkeypatch.setattr(llm.scheduler, "step", lambda: (time.sleep(seconds), step())[1])
-
-    return slow_down
-
-
 @pytest.fixture(autouse=True)
 def idle_afterwards(llm: LLM) -> Iterator[None]:
-    """Every test leaves the shared engine at rest."""
+    """Every test leaves the shared engine idle."""
     yield
-    stats = llm.scheduler.stats
-    assert (stats.running, stats.waiting, llm.scheduler.has_work) == (0, 0, False)
+    assert not llm.scheduler.has_work, llm.scheduler.stats
 
 
 def test_token_ids_equal_the_reference(llm: LLM, expected: Reference) -> None:
@@ -161,9 +144,9 @@ def test_streams_may_be_read_in_turns_and_beside_generate(llm: LLM, expected: Re
 @pytest.mark.parametrize("read", [0, 1])
 @pytest.mark.parametrize("drop", [True, False])
 def test_case_55_closing_or_dropping_a_stream_frees_its_pages_at_once(
-    llm: LLM, expected: Reference, read: int, drop: bool, slow_steps: Callable[[float], None]
+    llm: LLM, expected: Reference, read: int, drop: bool, slow_down: Callable[..., None]
 ) -> None:
-    slow_steps(0.01)
+    slow_down(llm, 0.01)
     stream = llm.stream(expected.prompts[2], SamplingParams(max_tokens=50, ignore_eos=True))
     for _ in range(read):
         next(stream)
@@ -177,10 +160,8 @@ def test_case_55_closing_or_dropping_a_stream_frees_its_pages_at_once(
     assert stats.free_pages + stats.cached_pages == 512
 
 
-def test_closing_a_stream_ends_the_loop_of_the_thread_that_reads_it(
-    llm: LLM, slow_steps: Callable[[float], None]
-) -> None:
-    slow_steps(0.02)
+def test_closing_a_stream_ends_the_loop_of_the_thread_that_reads_it(llm: LLM, slow_down: Callable[..., None]) -> None:
+    slow_down(llm, 0.02)
     stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True))
     read: list[Any] = [next(stream)]
     reader = threading.Thread(target=lambda: read.extend(stream), daemon=True)

@@ -98,7 +98,7 @@ def test_case_59_a_killed_rank_is_an_error_within_seconds(llm: LLM) -> None:
     (pid,) = worker_pids(llm)
     os.kill(pid, signal.SIGKILL)
     start = time.monotonic()
-    with pytest.raises(EngineError, match="rank 1 died without a word, exit code -9"):
+    with pytest.raises(EngineError, match="rank 1 died without an exit report, exit code -9"):
         llm.generate([[1, 2, 3]], GREEDY, progress=False)
     with pytest.raises(EngineError, match="stopped after an error: rank 1 died"):
         llm.generate([[1, 2, 3]], GREEDY, progress=False)
@@ -131,7 +131,7 @@ def test_case_59_a_rank_that_dies_before_it_joins_is_not_waited_for(
     monkeypatch.syspath_prepend(tmp_path)
     settings = {**SETTINGS, "distributed_timeout_s": 1000.0}
     begin = time.monotonic()
-    with pytest.raises(EngineError, match="rank 1 died without a word, exit code -9"):
+    with pytest.raises(EngineError, match="rank 1 died without an exit report, exit code -9"):
         LLM(ensure_checkpoint("q3-text"), **settings)
     assert time.monotonic() - begin < 100, "of these the imports of the other rank may take a few"
 

@@ -49,12 +49,6 @@ NOT_YET: dict[str, str] = {
     "tests/core/": "decode",
     "benchmarks/host_step.py": "decode",
     # ---
-    "minisgl_core/scheduler/": "queue",
-    "minisgl_core/llm/": "queue",
-    "tests/scheduler/": "queue",
-    "tests/llm/": "queue",
-    "docs/python.md": "queue",
-    # ---
     "tools/gpu_check/": "gpu",
     "tests/gpu": "gpu",
     "tests/tools/": "gpu",

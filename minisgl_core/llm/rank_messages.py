@@ -1,7 +1,7 @@
-"""What rank 0 and the other ranks say to each other, over one connection per rank. All of it is pickled.
+"""Messages between rank 0 and the other ranks, pickled, over one connection per rank.
 
-Rank 0 sends one :class:`Start`, then for each step the tuple of that step's messages; closing the connection ends the
-rank. A rank answers :class:`Imported`, then :class:`Ready`; or, at any time, :class:`Failed` as its last word.
+Rank 0 sends one :class:`Start`, then for each step the tuple of that step's messages. Closing the connection ends the
+rank. A rank answers :class:`Imported`, then :class:`Ready`; or, at any time, :class:`Failed` as its exit report.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Start:
     eos_token_ids: frozenset[int]
     """The tokenizer's: only rank 0 loads it."""
     switches: dict[str, Any]
-    """``ENV`` as rank 0 sees it: what the program has set is not in the environment."""
+    """``ENV`` of rank 0: values that the program has set are not in the environment."""
     num_threads: int
-    """CPU threads this rank may use."""
+    """CPU threads that this rank may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine stands."""
+    """The rank's engine is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why the rank is about to end."""
+    """Exit report: why the rank is about to end."""
 
     text: str
     """One line."""
