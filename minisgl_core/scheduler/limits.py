@@ -25,7 +25,7 @@ class Limits(NamedTuple):
     max_seq_len: int
     """Longest prompt plus output that the context allows."""
     pool_tokens: int | None
-    """Slots of the KV pool; None before it is sized."""
+    """Number of slots in the KV pool; None before it is sized."""
     vocab_size: int
     uses_priority: bool = False
     """Whether the queue orders requests by priority."""

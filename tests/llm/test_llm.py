@@ -52,7 +52,7 @@ def test_token_ids_equal_the_reference(llm: LLM, expected: Reference) -> None:
     assert [answer["text"] for answer in answers] == [llm.tokenizer.decode(ids) for ids in expected.continuations]
 
 
-def test_a_text_is_encoded_and_one_prompt_may_stand_alone(llm: LLM) -> None:
+def test_a_text_is_encoded_and_one_prompt_needs_no_list(llm: LLM) -> None:
     assert llm.tokenizer is not None
     text = "def answer(model):"
     ids = llm.tokenizer.encode(text)
@@ -130,7 +130,7 @@ def test_a_stream_brings_the_same_as_generate(llm: LLM, expected: Reference) -> 
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
 
-def test_streams_may_be_read_in_turns_and_beside_generate(llm: LLM, expected: Reference) -> None:
+def test_streams_may_be_read_in_turns_and_next_to_generate(llm: LLM, expected: Reference) -> None:
     streams = [llm.stream(prompt, GREEDY) for prompt in expected.prompts]
     first = [next(stream) for stream in streams]
     assert llm.generate([expected.prompts[0]], GREEDY, progress=False)[0]["token_ids"] == expected.continuations[0]

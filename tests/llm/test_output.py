@@ -44,15 +44,15 @@ class Pieces:
 
 
 def play(tokens: list[int], reason: str = "length", **params: Any) -> tuple[Output, list[str], list[bool]]:
-    """The output, the text of each chunk, and after each token whether the scheduler was to be told."""
+    """The output, the text of each chunk, and after each token whether the scheduler was to be notified."""
     output = Output(SamplingParams(**params), Pieces(), PromptFacts(3))  # type: ignore[arg-type]
-    texts, told = [], []
+    texts, notified = [], []
     for index, token in enumerate(tokens):
         last = index == len(tokens) - 1
-        told.append(output.add(TokenOut(0, token, reason if last else None)))  # type: ignore[arg-type]
+        notified.append(output.add(TokenOut(0, token, reason if last else None)))  # type: ignore[arg-type]
         chunk = output.take()
         texts.append(chunk.text if chunk else "-")
-    return output, texts, told
+    return output, texts, notified
 
 
 def test_text_comes_token_by_token() -> None:
@@ -68,7 +68,7 @@ def test_text_comes_token_by_token() -> None:
     }
 
 
-def test_text_may_be_asked_for_late() -> None:
+def test_text_may_be_requested_late() -> None:
     late, (early, texts, _) = Output(SamplingParams(), Pieces(), PromptFacts(3)), play([5, EURO, 1, EOS], "stop")  # type: ignore[arg-type]
     for token in (5, EURO, 1):
         assert not late.add_token(token)
@@ -90,18 +90,18 @@ def test_text_that_is_not_certain_is_held_and_flushed_at_the_end() -> None:
 
 @pytest.mark.parametrize("stop", ["DEFGHIJ", ["zzz", "DEFGHIJ"]])
 def test_case_48_stop_string_over_several_tokens(stop: Any) -> None:
-    output, texts, told = play([5, 0, 1, 2, 3, 4], stop=stop)
+    output, texts, notified = play([5, 0, 1, 2, 3, 4], stop=stop)
     assert completion([output], None).text == "abc"
     assert texts[:4] == ["abc", "", "", ""]
     assert output.finish_reason == "stop"
-    assert told == [False, False, False, False, True, False]
+    assert notified == [False, False, False, False, True, False]
     assert output.token_ids == [5, 0, 1, 2, 3], "what was under way when the stop string came is dropped"
 
 
 def test_case_48_a_beginning_that_is_no_stop_string_is_sent_whole() -> None:
-    output, texts, told = play([0, 1, 2, 4], stop="DEFGHIJ")
+    output, texts, notified = play([0, 1, 2, 4], stop="DEFGHIJ")
     assert texts == ["", "", "", "DEFGHIK"]
-    assert not any(told)
+    assert not any(notified)
     assert output.finish_reason == "length"
 
 
@@ -111,8 +111,8 @@ def test_a_held_beginning_is_sent_when_the_answer_ends() -> None:
 
 
 def test_a_stop_string_in_the_last_token_needs_no_word_to_the_scheduler() -> None:
-    output, _, told = play([5, 1], stop="G")
-    assert (completion([output], None).text, output.finish_reason, told) == ("abc", "stop", [False, False])
+    output, _, notified = play([5, 1], stop="G")
+    assert (completion([output], None).text, output.finish_reason, notified) == ("abc", "stop", [False, False])
 
 
 def test_the_text_of_a_stop_token_is_not_emitted_but_its_id_is() -> None:

@@ -42,7 +42,7 @@ def is_gone(pid: int, within_s: float) -> bool:
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return True
-        if state == "Z":  # dead; in a container nobody may reap it
+        if state == "Z":  # dead; a container may have no process that reaps it
             return True
         time.sleep(0.05)
     return False

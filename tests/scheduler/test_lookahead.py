@@ -10,18 +10,7 @@ import pytest
 from minisgl_core.core import SamplingParams
 from minisgl_core.scheduler import NewReq, Scheduler
 from minisgl_core.testing import StubEngine, expected_tokens
-from support.served import serve
-
-VOCAB = 50
-
-
-def new(uid: int, prompt: list[int], max_tokens: int) -> NewReq:
-    return NewReq(uid, np.array(prompt, dtype=np.int32), SamplingParams(max_tokens=max_tokens))
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-    return tokens
+from support.served import VOCAB, new_req, prompt_of, serve
 
 
 def make(**settings: Any) -> tuple[Scheduler, list[list[int]]]:
@@ -40,7 +29,7 @@ def make(**settings: Any) -> tuple[Scheduler, list[list[int]]]:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_lookahead_is_at_least_16_tokens(page_size: int) -> None:
     scheduler, allocations = make(num_pages=1000, page_size=page_size, max_running_req=4)
-    serve(scheduler, [new(uid, prompt_of(5, uid), 100) for uid in range(4)])
+    serve(scheduler, [new_req(uid, prompt_of(5, uid), max_tokens=100) for uid in range(4)])
     assert 1 <= len(allocations) <= 100 // 16
     assert all(len(counts) == 4 and min(counts) >= 16 for counts in allocations)
 
@@ -50,7 +39,7 @@ def test_rows_that_join_at_different_times_run_out_of_slots_together(page_size: 
     scheduler, allocations = make(num_pages=4000, page_size=page_size, max_running_req=8, max_seq_len=400)
     tokens: dict[int, list[int]] = {uid: [] for uid in range(8)}
     for uid in range(8):
-        scheduler.apply([new(uid, prompt_of(5, uid), 300)])
+        scheduler.apply([new_req(uid, prompt_of(5, uid), max_tokens=300)])
         for _ in range(3):
             for out in scheduler.step():
                 tokens[out.uid].append(out.token or 0)
@@ -63,7 +52,7 @@ def test_rows_that_join_at_different_times_run_out_of_slots_together(page_size: 
 
 def test_where_the_pool_cannot_give_64_tokens_to_all_it_gives_fewer() -> None:
     scheduler, allocations = make(num_pages=400, max_running_req=6)
-    scheduler.apply([new(uid, prompt_of(5, uid), 100) for uid in range(6)])
+    scheduler.apply([new_req(uid, prompt_of(5, uid), max_tokens=100) for uid in range(6)])
     tokens: dict[int, list[int]] = {uid: [] for uid in range(6)}
     while len(tokens[5]) < 40:
         for out in scheduler.step():
@@ -83,7 +72,7 @@ def test_when_all_requests_end_for_want_of_pages_the_next_one_starts(overlap: bo
             NewReq(uid, np.array(prompts[uid], dtype=np.int32), SamplingParams(max_tokens=80, stop_token_ids=[last]))
             for uid, (*_, last) in enumerate(answers)
         ]
-        found = serve(scheduler, [*both, new(2, prompt_of(60, seed=2), max_tokens=5)])
+        found = serve(scheduler, [*both, new_req(2, prompt_of(60, seed=2), max_tokens=5)])
         assert [found[uid].tokens for uid in range(2)] == answers
         assert len(found[2].tokens) == 5
 
@@ -98,7 +87,7 @@ def test_lookahead_is_taken_back_before_a_request_is_preempted(page_size: int, o
     params = SamplingParams(max_tokens=80, stop_token_ids=first[-1:])
     scheduler.apply([NewReq(0, np.array(prompts[0], dtype=np.int32), params)])
     began = [out.token for _ in range(3) for out in scheduler.step()]
-    answers = serve(scheduler, [new(1, prompts[1], max_tokens=40)])
+    answers = serve(scheduler, [new_req(1, prompts[1], max_tokens=40)])
     assert began + answers[0].tokens == first
     assert answers[1].tokens == expected_tokens(prompts[1], 40, vocab)
     assert scheduler.stats.preemptions == 0
@@ -113,11 +102,11 @@ def test_lookahead_of_a_partial_prompt_is_taken_back(overlap: bool) -> None:
     vocab, prompts = 5000, [prompt_of(8, 0), prompt_of(200, 1)]
     engine = StubEngine(num_pages=295, vocab_size=vocab, max_seq_len=400, max_prefill_tokens=1)
     scheduler = Scheduler(engine)
-    scheduler.apply([new(0, prompts[0], max_tokens=75)])
+    scheduler.apply([new_req(0, prompts[0], max_tokens=75)])
     began: list[int | None] = []
     while len(began) < 52:
         began += [out.token for out in scheduler.step()]
-    answers = serve(scheduler, [new(1, prompts[1], max_tokens=20)])
+    answers = serve(scheduler, [new_req(1, prompts[1], max_tokens=20)])
     assert began + answers[0].tokens == expected_tokens(prompts[0], 75, vocab)
     assert answers[1].tokens == expected_tokens(prompts[1], 20, vocab)
     assert scheduler.stats.preemptions == 0

@@ -196,7 +196,7 @@ def test_a_low_priority_is_admitted_in_time_while_high_ones_keep_coming() -> Non
 
 
 def test_a_higher_priority_passes_a_head_that_does_not_fit(overlap: bool) -> None:
-    """Request 1 wants more pages than are left beside the running one; request 2 needs few."""
+    """Request 1 needs more pages than the running one leaves; request 2 needs few."""
     engine = StubEngine(vocab_size=VOCAB, num_pages=60, queue="priority")
     scheduler = Scheduler(engine)
     scheduler.apply([new(0, max_tokens=30), new(1, prompt=(5,) * 50)])

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from minisgl_core.core import Req, SamplingParams
+from minisgl_core.core import Req
 from minisgl_core.env import ENV
 from minisgl_core.errors import EngineError
-from minisgl_core.scheduler import Abort, Finish, NewReq, PromptOut, Scheduler, TokenOut, TokenRun
-from minisgl_core.testing import StubEngine, expected_tokens
-from support.served import serve
-
-VOCAB = 50
-
-
-def new(uid: int, prompt: Sequence[int] | np.ndarray, **params: Any) -> NewReq:
-    params.setdefault("max_tokens", 5)
-    return NewReq(uid, np.array(prompt, dtype=np.int32), SamplingParams(**params))
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-    return tokens
-
-
-def make(**settings: Any) -> tuple[StubEngine, Scheduler]:
-    engine = StubEngine(vocab_size=VOCAB, **settings)
-    return engine, Scheduler(engine)
-
-
-def assert_idle(scheduler: Scheduler, engine: StubEngine) -> None:
-    stats = scheduler.stats
-    assert (stats.running, stats.waiting, scheduler.has_work) == (0, 0, False)
-    assert stats.free_pages + stats.cached_pages == engine.num_pages
-    scheduler.check_integrity()
-
+from minisgl_core.scheduler import Abort, Finish, PromptOut, TokenOut, TokenRun
+from minisgl_core.testing import expected_tokens
+from support.served import VOCAB, assert_idle, make_scheduler, new_req, prompt_of, serve
 
 # ---- what comes out --------------------------------------------------------------------------------------------------
 
@@ -46,9 +20,11 @@ def assert_idle(scheduler: Scheduler, engine: StubEngine) -> None:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("cache", ["radix", "naive"])
 def test_answers_do_not_depend_on_company(overlap: bool, page_size: int, cache: str) -> None:
-    engine, scheduler = make(num_pages=256 // page_size, page_size=page_size, cache=cache, max_prefill_tokens=20)
+    engine, scheduler = make_scheduler(
+        num_pages=256 // page_size, page_size=page_size, cache=cache, max_prefill_tokens=20
+    )
     prompts = [prompt_of(3 + 5 * uid, seed=uid % 3) for uid in range(12)]
-    answers = serve(scheduler, [new(uid, prompt, max_tokens=3 + uid) for uid, prompt in enumerate(prompts)])
+    answers = serve(scheduler, [new_req(uid, prompt, max_tokens=3 + uid) for uid, prompt in enumerate(prompts)])
     for uid, prompt in enumerate(prompts):
         assert answers[uid].tokens == expected_tokens(prompt, 3 + uid, VOCAB)
         assert answers[uid].finish_reason == "length"
@@ -57,36 +33,36 @@ def test_answers_do_not_depend_on_company(overlap: bool, page_size: int, cache: 
 
 @pytest.mark.parametrize("length", [16, 32, 48])
 def test_case_17_whole_prompt_cached(overlap: bool, length: int) -> None:
-    engine, scheduler = make(page_size=16)
+    engine, scheduler = make_scheduler(page_size=16)
     for uid in range(3):
-        answers = serve(scheduler, [new(uid, prompt_of(length))])
+        answers = serve(scheduler, [new_req(uid, prompt_of(length))])
         assert answers[uid].tokens == expected_tokens(prompt_of(length), 5, VOCAB)
     prefills = [rows[0] for phase, rows in engine.seen if phase == "prefill"]
     assert [(before, after) for _, before, after in prefills] == [(0, length), *[(length - 16, length)] * 2]
 
 
 def test_case_22_a_reused_table_row_does_not_change_a_cached_prefix(overlap: bool) -> None:
-    _, scheduler = make(max_running_req=1)
+    _, scheduler = make_scheduler(max_running_req=1)
     first, other = prompt_of(20, 1), prompt_of(24, 2)
-    runs = [serve(scheduler, [new(uid, prompt)])[uid].tokens for uid, prompt in enumerate([first, other, first])]
+    runs = [serve(scheduler, [new_req(uid, prompt)])[uid].tokens for uid, prompt in enumerate([first, other, first])]
     assert runs[0] == runs[2] == expected_tokens(first, 5, VOCAB)
     assert scheduler.stats.hit_tokens == 19
 
 
 @pytest.mark.parametrize("cache", ["radix", "naive"])
 def test_case_24_one_prompt_four_times_one_answer(overlap: bool, cache: str) -> None:
-    _, scheduler = make(num_pages=200, page_size=8, max_seq_len=1500, cache=cache, max_prefill_tokens=512)
+    _, scheduler = make_scheduler(num_pages=200, page_size=8, max_seq_len=1500, cache=cache, max_prefill_tokens=512)
     prompt = prompt_of(1464)
-    answers = [serve(scheduler, [new(uid, prompt)])[uid].tokens for uid in range(4)]
+    answers = [serve(scheduler, [new_req(uid, prompt)])[uid].tokens for uid in range(4)]
     assert answers == [expected_tokens(prompt, 5, VOCAB)] * 4
     assert scheduler.stats.hit_tokens == (3 * 1456 if cache == "radix" else 0)
 
 
 def test_requests_of_one_batch_share_their_prefix(overlap: bool) -> None:
-    engine, scheduler = make(num_pages=64, page_size=4, max_prefill_tokens=1000)
+    engine, scheduler = make_scheduler(num_pages=64, page_size=4, max_prefill_tokens=1000)
     prefix = prompt_of(40)
     prompts = [prefix + prompt_of(5, seed) for seed in range(1, 6)]
-    answers = serve(scheduler, [new(uid, prompt) for uid, prompt in enumerate(prompts)])
+    answers = serve(scheduler, [new_req(uid, prompt) for uid, prompt in enumerate(prompts)])
     assert all(answers[uid].tokens == expected_tokens(prompt, 5, VOCAB) for uid, prompt in enumerate(prompts))
     phase, rows = engine.seen[0]
     assert phase == "prefill"
@@ -96,17 +72,17 @@ def test_requests_of_one_batch_share_their_prefix(overlap: bool) -> None:
 @pytest.mark.parametrize("chunk", [1, 255, 256, 257, 999])
 def test_case_26_chunk_size_does_not_matter(overlap: bool, chunk: int) -> None:
     ENV.CHECK_INTEGRITY.value = chunk > 1  # a thousand checks of a thousand nodes take seconds
-    engine, scheduler = make(num_pages=1100, max_seq_len=1024, max_prefill_tokens=chunk)
+    engine, scheduler = make_scheduler(num_pages=1100, max_seq_len=1024, max_prefill_tokens=chunk)
     prompt = prompt_of(1000)
-    assert serve(scheduler, [new(0, prompt)])[0].tokens == expected_tokens(prompt, 5, VOCAB)
+    assert serve(scheduler, [new_req(0, prompt)])[0].tokens == expected_tokens(prompt, 5, VOCAB)
     passes = [rows[0][1:] for phase, rows in engine.seen if phase == "prefill"]
     assert passes == [(start, min(start + chunk, 1000)) for start in range(0, 1000, chunk)]
 
 
 def test_case_27_tokens_of_unfinished_chunks_do_not_leak(overlap: bool) -> None:
-    engine, scheduler = make(max_prefill_tokens=16)
+    engine, scheduler = make_scheduler(max_prefill_tokens=16)
     prompt = prompt_of(40)
-    message = new(0, prompt, max_tokens=7)
+    message = new_req(0, prompt, max_tokens=7)
     answer = serve(scheduler, [message])[0]
     assert len(answer.tokens) == 7
     assert answer.tokens == expected_tokens(prompt, 7, VOCAB)
@@ -115,19 +91,19 @@ def test_case_27_tokens_of_unfinished_chunks_do_not_leak(overlap: bool) -> None:
 
 
 def test_case_29_no_prefill_pass_exceeds_the_budget(overlap: bool) -> None:
-    engine, scheduler = make(num_pages=2000, max_prefill_tokens=128, max_running_req=16)
+    engine, scheduler = make_scheduler(num_pages=2000, max_prefill_tokens=128, max_running_req=16)
     prompts = [prompt_of(100, uid) for uid in range(10)]
-    answers = serve(scheduler, [new(uid, prompt) for uid, prompt in enumerate(prompts)])
+    answers = serve(scheduler, [new_req(uid, prompt) for uid, prompt in enumerate(prompts)])
     assert all(answers[uid].tokens == expected_tokens(prompt, 5, VOCAB) for uid, prompt in enumerate(prompts))
     sizes = [sum(after - before for _, before, after in rows) for phase, rows in engine.seen if phase == "prefill"]
     assert sizes == [128] * 7 + [104]
 
 
 def test_a_stream_of_prompts_does_not_silence_running_requests(overlap: bool) -> None:
-    engine, scheduler = make(num_pages=4000, max_running_req=64, max_prefill_tokens=10)
-    scheduler.apply([new(0, prompt_of(10), max_tokens=20)])
+    engine, scheduler = make_scheduler(num_pages=4000, max_running_req=64, max_prefill_tokens=10)
+    scheduler.apply([new_req(0, prompt_of(10), max_tokens=20)])
     for uid in range(1, 60):
-        scheduler.apply([new(uid, prompt_of(10, uid), max_tokens=1)])
+        scheduler.apply([new_req(uid, prompt_of(10, uid), max_tokens=1)])
         scheduler.step()
     decodes = [index for index, (phase, _) in enumerate(engine.seen) if phase == "decode"]
     assert decodes
@@ -140,20 +116,20 @@ def test_a_stream_of_prompts_does_not_silence_running_requests(overlap: bool) ->
 @pytest.mark.parametrize(("pool", "expected"), [(50, 50), (200, 100)])
 @pytest.mark.parametrize("page_size", [1, 10, 25])
 def test_case_30_stops_at_context_or_pool(overlap: bool, pool: int, expected: int, page_size: int) -> None:
-    engine, scheduler = make(
+    engine, scheduler = make_scheduler(
         num_pages=pool // page_size, page_size=page_size, max_seq_len=100, eos_token_ids=frozenset(range(VOCAB))
     )
-    answer = serve(scheduler, [new(0, prompt_of(7), max_tokens=1000, ignore_eos=True)])[0]
+    answer = serve(scheduler, [new_req(0, prompt_of(7), max_tokens=1000, ignore_eos=True)])[0]
     assert (len(answer.tokens) + 7, answer.finish_reason) == (expected, "length")
     assert answer.tokens == expected_tokens(prompt_of(7), expected - 7, VOCAB)
     assert_idle(scheduler, engine)
 
 
 def test_case_31_prompts_around_the_context(overlap: bool) -> None:
-    engine, scheduler = make(max_seq_len=64, num_pages=1000)
-    scheduler.apply([new(9, prompt_of(10), max_tokens=30)])
+    engine, scheduler = make_scheduler(max_seq_len=64, num_pages=1000)
+    scheduler.apply([new_req(9, prompt_of(10), max_tokens=30)])
     before = [out.token for out in scheduler.step()]
-    answers = serve(scheduler, [new(n, prompt_of(n), max_tokens=5) for n in (63, 64, 65, 6500)])
+    answers = serve(scheduler, [new_req(n, prompt_of(n), max_tokens=5) for n in (63, 64, 65, 6500)])
     assert (answers[63].tokens, answers[63].finish_reason) == (expected_tokens(prompt_of(63), 1, VOCAB), "length")
     for n in (64, 65, 6500):
         assert answers[n].finish_reason == "error"
@@ -165,16 +141,16 @@ def test_case_31_prompts_around_the_context(overlap: bool) -> None:
 
 
 def test_a_refusal_comes_with_the_very_next_step() -> None:
-    _, scheduler = make(max_seq_len=64)
-    scheduler.apply([new(0, prompt_of(64))])
+    _, scheduler = make_scheduler(max_seq_len=64)
+    scheduler.apply([new_req(0, prompt_of(64))])
     assert [out.finish_reason for out in scheduler.step()] == ["error"]
     assert not scheduler.has_work
 
 
 @pytest.mark.parametrize("given", [{"stop_token_ids": [3, VOCAB]}, {"logit_bias": {VOCAB: 1.0}}])
 def test_token_ids_that_the_model_does_not_have_are_refused(given: dict[str, Any]) -> None:
-    engine, scheduler = make()
-    answers = serve(scheduler, [new(0, prompt_of(4), max_tokens=3), new(1, prompt_of(4), **given)])
+    engine, scheduler = make_scheduler()
+    answers = serve(scheduler, [new_req(0, prompt_of(4), max_tokens=3), new_req(1, prompt_of(4), **given)])
     assert (answers[0].tokens, answers[1].tokens) == (expected_tokens(prompt_of(4), 3, VOCAB), [])
     assert answers[1].finish_reason == "error"
     assert f"`{next(iter(given))}` names token id {VOCAB}; this model's ids go from 0 to {VOCAB - 1}" in (
@@ -184,14 +160,14 @@ def test_token_ids_that_the_model_does_not_have_are_refused(given: dict[str, Any
 
 
 def test_case_33_max_tokens_is_capped_at_what_is_left(overlap: bool) -> None:
-    _, scheduler = make(max_seq_len=128, num_pages=200)
-    answer = serve(scheduler, [new(0, prompt_of(100), max_tokens=200)])[0]
+    _, scheduler = make_scheduler(max_seq_len=128, num_pages=200)
+    answer = serve(scheduler, [new_req(0, prompt_of(100), max_tokens=200)])[0]
     assert (len(answer.tokens), answer.finish_reason) == (28, "length")
 
 
 def test_case_34_refused_requests_leave_the_pool_empty(overlap: bool) -> None:
-    engine, scheduler = make()
-    answers = serve(scheduler, [new(uid, prompt_of(500)) for uid in range(20)])
+    engine, scheduler = make_scheduler()
+    answers = serve(scheduler, [new_req(uid, prompt_of(500)) for uid in range(20)])
     assert [answer.finish_reason for answer in answers.values()] == ["error"] * 20
     assert scheduler.stats.free_pages == engine.num_pages
     assert engine.seen == []
@@ -201,25 +177,25 @@ def test_case_34_refused_requests_leave_the_pool_empty(overlap: bool) -> None:
     ("prompt", "message"), [([], "the prompt is empty"), ([1, VOCAB], "token id 50"), ([-1, 3], "token id -1")]
 )
 def test_case_35_prompts_that_cannot_be_served(prompt: list[int], message: str) -> None:
-    _, scheduler = make()
-    answers = serve(scheduler, [new(0, prompt), new(1, [3, 4])])
+    _, scheduler = make_scheduler()
+    answers = serve(scheduler, [new_req(0, prompt), new_req(1, [3, 4])])
     assert answers[0].finish_reason == "error"
     assert message in (answers[0].error or "")
     assert answers[1].tokens == expected_tokens([3, 4], 5, VOCAB)
 
 
 def test_case_36_one_token(overlap: bool) -> None:
-    engine, scheduler = make()
-    answer = serve(scheduler, [new(0, [1, 2, 3], max_tokens=1)])[0]
+    engine, scheduler = make_scheduler()
+    answer = serve(scheduler, [new_req(0, [1, 2, 3], max_tokens=1)])[0]
     assert (answer.tokens, answer.finish_reason) == (expected_tokens([1, 2, 3], 1, VOCAB), "length")
     assert [phase for phase, _ in engine.seen] == ["prefill"]
 
 
 def test_two_live_requests_of_one_uid_are_our_own_mistake() -> None:
-    _, scheduler = make()
-    scheduler.apply([new(0, [1])])
+    _, scheduler = make_scheduler()
+    scheduler.apply([new_req(0, [1])])
     with pytest.raises(EngineError, match="uid 0 is in use"):
-        scheduler.apply([new(0, [2])])
+        scheduler.apply([new_req(0, [2])])
 
 
 # ---- the end of a request --------------------------------------------------------------------------------------------
@@ -227,8 +203,8 @@ def test_two_live_requests_of_one_uid_are_our_own_mistake() -> None:
 
 @pytest.mark.parametrize("chunk", [4, 100])
 def test_case_37_eos_first(overlap: bool, chunk: int) -> None:
-    engine, scheduler = make(num_pages=400, max_prefill_tokens=chunk, eos_token_ids=frozenset(range(VOCAB)))
-    answers = serve(scheduler, [new(uid, prompt_of(1 + uid % 13, uid)) for uid in range(100)])
+    engine, scheduler = make_scheduler(num_pages=400, max_prefill_tokens=chunk, eos_token_ids=frozenset(range(VOCAB)))
+    answers = serve(scheduler, [new_req(uid, prompt_of(1 + uid % 13, uid)) for uid in range(100)])
     for uid in range(100):
         assert answers[uid].tokens == expected_tokens(prompt_of(1 + uid % 13, uid), 1, VOCAB)
         assert answers[uid].finish_reason == "stop"
@@ -238,16 +214,16 @@ def test_case_37_eos_first(overlap: bool, chunk: int) -> None:
 def test_stop_ids_of_model_and_user(overlap: bool) -> None:
     prompt = next([1, 2, n] for n in range(VOCAB) if len(set(expected_tokens([1, 2, n], 12, VOCAB))) == 12)
     free = expected_tokens(prompt, 12, VOCAB)
-    _, scheduler = make(eos_token_ids=frozenset([free[5], free[8], 10**6]))  # a tokenizer may have more ids
+    _, scheduler = make_scheduler(eos_token_ids=frozenset([free[5], free[8], 10**6]))  # a tokenizer may have more ids
     answers = serve(
         scheduler,
         [
-            new(0, prompt, max_tokens=12),
-            new(1, prompt, max_tokens=12, ignore_eos=True),
-            new(2, prompt, max_tokens=12, ignore_eos=True, stop_token_ids=[free[8]]),
-            new(3, prompt, max_tokens=12, stop_token_ids=[free[2]]),
-            new(4, prompt, max_tokens=6),
-            new(5, prompt, max_tokens=12, stop_token_ids=[free[5]]),  # the model's own as well
+            new_req(0, prompt, max_tokens=12),
+            new_req(1, prompt, max_tokens=12, ignore_eos=True),
+            new_req(2, prompt, max_tokens=12, ignore_eos=True, stop_token_ids=[free[8]]),
+            new_req(3, prompt, max_tokens=12, stop_token_ids=[free[2]]),
+            new_req(4, prompt, max_tokens=6),
+            new_req(5, prompt, max_tokens=12, stop_token_ids=[free[5]]),  # the model's own as well
         ],
     )
     ends = {uid: (len(answer.tokens), answer.finish_reason, answer.stop_reason) for uid, answer in answers.items()}
@@ -263,8 +239,10 @@ def test_stop_ids_of_model_and_user(overlap: bool) -> None:
 
 
 def test_abort_in_every_state(overlap: bool) -> None:
-    engine, scheduler = make(max_running_req=2, max_prefill_tokens=8)
-    scheduler.apply([new(0, prompt_of(4, 0), max_tokens=40), new(1, prompt_of(30, 1)), new(2, prompt_of(4, 2))])
+    engine, scheduler = make_scheduler(max_running_req=2, max_prefill_tokens=8)
+    scheduler.apply(
+        [new_req(0, prompt_of(4, 0), max_tokens=40), new_req(1, prompt_of(30, 1)), new_req(2, prompt_of(4, 2))]
+    )
     outs = [*scheduler.step(), *scheduler.step()]  # 0 runs, 1 is half prefilled, 2 waits
     scheduler.apply([Abort(2), Abort(1), Abort(0), Abort(77)])
     outs += [*scheduler.step(), *scheduler.step()]
@@ -275,8 +253,10 @@ def test_abort_in_every_state(overlap: bool) -> None:
 
 def test_an_abort_of_the_blocked_head_lets_the_next_one_in(overlap: bool) -> None:
     """The head wants more pages than are left; behind it waits one that fits. Nothing else ends meanwhile."""
-    _, scheduler = make(num_pages=60)
-    scheduler.apply([new(0, prompt_of(10, 0), max_tokens=30), new(1, prompt_of(50, 1)), new(2, prompt_of(4, 2))])
+    _, scheduler = make_scheduler(num_pages=60)
+    scheduler.apply(
+        [new_req(0, prompt_of(10, 0), max_tokens=30), new_req(1, prompt_of(50, 1)), new_req(2, prompt_of(4, 2))]
+    )
     early = [out.uid for _ in range(4) for out in scheduler.step()]
     assert set(early) == {0}
     scheduler.apply([Abort(1)])
@@ -286,8 +266,8 @@ def test_an_abort_of_the_blocked_head_lets_the_next_one_in(overlap: bool) -> Non
 
 
 def test_finish_ends_with_stop_and_drops_the_token_under_way(overlap: bool) -> None:
-    engine, scheduler = make()
-    scheduler.apply([new(0, [1, 2], max_tokens=50), new(1, [3, 4], max_tokens=8)])
+    engine, scheduler = make_scheduler()
+    scheduler.apply([new_req(0, [1, 2], max_tokens=50), new_req(1, [3, 4], max_tokens=8)])
     tokens: list[int] = []
     while len(tokens) < 3:
         tokens += [out.token for out in scheduler.step() if out.uid == 0 and out.token is not None]
@@ -302,9 +282,9 @@ def test_case_45_nan_logits_end_one_request_only(overlap: bool, step: int) -> No
     def nan_at(req: Req, position: int) -> bool:
         return req.uid == 1 and position == 10 + step
 
-    engine, scheduler = make(page_size=2, nan_at=nan_at)
+    engine, scheduler = make_scheduler(page_size=2, nan_at=nan_at)
     prompts = [prompt_of(10, uid) for uid in range(3)]
-    answers = serve(scheduler, [new(uid, prompt, max_tokens=9) for uid, prompt in enumerate(prompts)])
+    answers = serve(scheduler, [new_req(uid, prompt, max_tokens=9) for uid, prompt in enumerate(prompts)])
     assert answers[1].tokens == expected_tokens(prompts[1], step, VOCAB)
     assert answers[1].finish_reason == "error"
     assert (answers[1].error or "").startswith("the model's logits for this request were NaN; with dtype=float16 try")
@@ -312,119 +292,37 @@ def test_case_45_nan_logits_end_one_request_only(overlap: bool, step: int) -> No
         assert answers[uid].tokens == expected_tokens(prompts[uid], 9, VOCAB)
     assert_idle(scheduler, engine)
     hits = scheduler.stats.hit_tokens
-    assert serve(scheduler, [new(7, prompts[1])])[7].tokens == expected_tokens(prompts[1], 5, VOCAB)
+    assert serve(scheduler, [new_req(7, prompts[1])])[7].tokens == expected_tokens(prompts[1], 5, VOCAB)
     assert scheduler.stats.hit_tokens == hits, "nothing of the failed request stayed in the prefix cache"
 
 
 def test_nan_in_an_unfinished_chunk_ends_the_request(overlap: bool) -> None:
-    engine, scheduler = make(max_prefill_tokens=4, nan_at=lambda req, position: req.uid == 0)
-    answers = serve(scheduler, [new(0, prompt_of(20)), new(1, prompt_of(6, 1))])
+    engine, scheduler = make_scheduler(max_prefill_tokens=4, nan_at=lambda req, position: req.uid == 0)
+    answers = serve(scheduler, [new_req(0, prompt_of(20)), new_req(1, prompt_of(6, 1))])
     assert (answers[0].tokens, answers[0].finish_reason) == ([], "error")
     assert answers[1].tokens == expected_tokens(prompt_of(6, 1), 5, VOCAB)
     assert_idle(scheduler, engine)
 
 
 def test_logprobs_travel_with_their_token(overlap: bool) -> None:
-    _, scheduler = make()
-    answers = serve(scheduler, [new(0, [1, 2], logprobs=1), new(1, [3, 4])])
+    _, scheduler = make_scheduler()
+    answers = serve(scheduler, [new_req(0, [1, 2], logprobs=1), new_req(1, [3, 4])])
     assert [entry.token for entry in answers[0].logprobs if entry] == answers[0].tokens
     assert answers[1].logprobs == [None] * 5
 
 
-# ---- overlap, preemption ---------------------------------------------------------------------------------------------
-
-
-class Launches:
-    """Records, at each launch, how many tokens of each row the host knows."""
-
-    def __init__(self, engine: StubEngine) -> None:
-        self.known: list[int] = []
-        self._forward = engine.forward_batch
-        engine.forward_batch = self  # type: ignore[method-assign, assignment]
-
-    def __call__(self, batch: Any, mode: Any) -> Any:
-        if batch.is_decode:
-            self.known += [req.device_len - req.num_tokens for req in batch.reqs]
-        return self._forward(batch, mode)
-
-
-@pytest.mark.parametrize(
-    ("params", "behind"),
-    [
-        ({}, 1),
-        ({"presence_penalty": 1.0}, 0),
-        ({"repetition_penalty": 1.5}, 0),
-        ({"logprobs": 0}, 1),
-        ({"logit_bias": {3: 1.0}}, 1),
-        ({"min_tokens": 3}, 1),
-    ],
-)
-def test_overlap_launches_before_it_processes_except_where_the_host_is_needed(
-    overlap: bool, params: dict[str, Any], behind: int
-) -> None:
-    engine, scheduler = make()
-    launches = Launches(engine)
-    answers = serve(scheduler, [new(0, [1, 2, 3], **params), new(1, [1, 2])])
-    assert set(launches.known) == {behind if overlap else 0}
-    assert answers[1].tokens == expected_tokens([1, 2], 5, VOCAB)
-
-
-def test_preemption_keeps_tokens_and_lets_the_oldest_finish_first(overlap: bool) -> None:
-    engine, scheduler = make(num_pages=100, max_running_req=4)
-    prompts = [prompt_of(8, uid) for uid in range(4)]
-    answers = serve(scheduler, [new(uid, prompt, max_tokens=70) for uid, prompt in enumerate(prompts)])
-    assert scheduler.stats.preemptions > 0
-    for uid, prompt in enumerate(prompts):
-        assert answers[uid].tokens == expected_tokens(prompt, 70, VOCAB)
-    ends = [max(i for i, (_, rows) in enumerate(engine.seen) if uid in [row[0] for row in rows]) for uid in range(4)]
-    assert ends == sorted(ends)
-    assert_idle(scheduler, engine)
-
-
-def test_a_preempted_request_does_not_count_its_own_tokens_as_prompt(overlap: bool) -> None:
-    engine, scheduler = make(num_pages=60, max_running_req=2)
-    prompt_lens: set[tuple[int, int]] = set()
-    forward = engine.forward_batch
-
-    def spy(batch: Any, mode: Any) -> Any:
-        prompt_lens.update((req.uid, req.prompt_len) for req in batch.reqs)
-        return forward(batch, mode)
-
-    engine.forward_batch = spy  # type: ignore[method-assign]
-    serve(scheduler, [new(0, prompt_of(4), max_tokens=50), new(1, prompt_of(5, 1), max_tokens=50)])
-    assert scheduler.stats.preemptions > 0
-    assert prompt_lens == {(0, 4), (1, 5)}
-
-
-def test_one_batch_object_serves_a_steady_decode() -> None:
-    engine, scheduler = make(num_pages=500)
-    seen: list[Any] = []
-    forward = engine.forward_batch
-
-    def spy(batch: Any, mode: Any) -> Any:
-        assert (batch.view, batch.input_ids, batch.positions, batch.out_loc, batch.scratch) == (None,) * 4 + ({},)
-        seen.append(batch)
-        batch.view, batch.positions, batch.scratch["plan"] = object(), object(), 1
-        return forward(batch, mode)
-
-    engine.forward_batch = spy  # type: ignore[method-assign]
-    serve(scheduler, [new(0, [1, 2], max_tokens=40), new(1, [3, 4], max_tokens=40)])
-    assert len({id(batch) for batch in seen[1:]}) == 1
-    assert len(seen) == 40
-
-
 def test_a_steps_parts_say_what_its_iteration_says() -> None:
-    _, scheduler = make()
-    scheduler.apply([new(0, [1, 2], max_tokens=3), new(1, [3, 4], max_tokens=9), new(2, prompt_of(200))])
+    _, scheduler = make_scheduler()
+    scheduler.apply([new_req(0, [1, 2], max_tokens=3), new_req(1, [3, 4], max_tokens=9), new_req(2, prompt_of(200))])
     kinds: set[type] = set()
     while scheduler.has_work:
         outs = scheduler.step()
-        told = [
+        listed = [
             out
             for part in outs.parts
             if not isinstance(part, PromptOut)
             for out in (map(TokenOut, part.uids, part.tokens) if isinstance(part, TokenRun) else [part])
         ]
-        assert list(outs) == told
+        assert list(outs) == listed
         kinds |= {type(part) for part in outs.parts}
     assert kinds == {PromptOut, TokenOut, TokenRun}

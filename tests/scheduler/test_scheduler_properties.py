@@ -128,7 +128,7 @@ def test_every_answer_is_the_one_of_a_solo_run(case: Case) -> None:
         assert len(rows) <= case.engine["max_running_req"]
 
 
-def crowded(seed: int) -> Case:
+def small_pool(seed: int) -> Case:
     """Long answers in a pool for two of them at most, so that Reqs are preempted again and again."""
     rng = np.random.default_rng(seed)
     page_size = int(rng.choice([1, 2, 4]))
@@ -144,7 +144,7 @@ def crowded(seed: int) -> Case:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_preempted_requests_end_with_the_answer_of_a_solo_run(seed: int) -> None:
-    case = crowded(seed)
+    case = small_pool(seed)
     _, scheduler, answers = play(case)
     for new in case.requests:
         check_answer(case, new, answers[new.uid])
