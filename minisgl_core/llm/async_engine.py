@@ -66,7 +66,7 @@ class EngineThread:
         self.runner = outcome
 
     def post(self, messages: Sequence[Message], call: Call | None = None) -> bool:
-        """From any thread: apply ``messages`` before the next step, then wake ``call`` as soon as the engine is idle or
+        """Apply ``messages`` before the next step, then wake ``call`` as soon as the engine is idle or
         serves only others. False if they are ignored, for the reason :meth:`why_closed`.
         """
         if os.getpid() != self._pid:
@@ -85,7 +85,7 @@ class EngineThread:
             raise self.why_closed()
 
     def close(self) -> None:
-        """From any thread: fail what is live and free the engine. Calling it twice is harmless."""
+        """Fail what is live and free the engine. Any thread may call it, and more than once."""
         if os.getpid() != self._pid:
             return  # the thread stayed in the process that forked this one
         self._inbox.put(_CLOSE)

@@ -102,7 +102,7 @@ class Router:
 
     def __init__(self) -> None:
         self._live: dict[int, tuple[Output, Call]] = {}
-        """By uid. Threads use only single operations on it, which the interpreter does not interleave."""
+        """Requests by uid. Threads use only single operations on it, which the interpreter does not interleave."""
         self._ready: dict[Call, None] = {}
         """Callers to wake after this step, or, for readers of streams, soon."""
         self._urgent = False

@@ -41,7 +41,7 @@ class TokenLogprob(NamedTuple):
     """The most likely tokens at this position, in order."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return JSON data."""
         return {**self._asdict(), "top": [one._asdict() for one in self.top]}
 
 
@@ -84,7 +84,7 @@ class _Record(Mapping[str, Any]):
         return tuple(field.name for field in fields(cast("Any", cls)))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data: plain dicts, lists, strings and numbers."""
+        """Return JSON data: plain dicts, lists, strings and numbers."""
         return {name: _plain(value) for name, value in self.items()}
 
 

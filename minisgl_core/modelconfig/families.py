@@ -32,6 +32,8 @@ class Family:
     """A constant, or the key that switches it."""
     o_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = False
+    on_by_default: tuple[str, ...] = ()
+    """Which of these keys mean True where they are left out."""
     qk_norm: bool = False
     partial_rotary: bool = False
     """True if the family supports ``partial_rotary_factor``. The transformers families below do not: they ignore the
@@ -72,6 +74,7 @@ FAMILIES: Final[dict[str, Family]] = {
         window=4096,
         window_layers=28,
         qkv_bias="qkv_bias",
+        on_by_default=("qkv_bias",),
         o_bias=False,
         moe=True,
         shared_expert=True,

@@ -79,9 +79,9 @@ def config_from_dict(
         max_position_embeddings=max_position,
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
         dtype=_dtype(keys, folder),
-        qkv_bias=_switch(keys, family.qkv_bias),
-        o_bias=_switch(keys, family.o_bias),
-        mlp_bias=_switch(keys, family.mlp_bias),
+        qkv_bias=_switch(keys, family, family.qkv_bias),
+        o_bias=_switch(keys, family, family.o_bias),
+        mlp_bias=_switch(keys, family, family.mlp_bias),
         qk_norm=family.qk_norm,
         windows=_windows(keys, family, num_layers),
         moe=_moe(keys, family, num_layers),
@@ -142,10 +142,10 @@ def _head_dim(keys: Keys, family: Family, heads: int) -> int:
     return head_dim
 
 
-def _switch(keys: Keys, rule: bool | str) -> bool:
+def _switch(keys: Keys, family: Family, rule: bool | str) -> bool:
     if isinstance(rule, bool):
         return rule
-    return keys.flag(rule, rule == "qkv_bias")  # Qwen2-MoE has biases by default; other keys switch them on
+    return keys.flag(rule, rule in family.on_by_default)
 
 
 def _dtype(keys: Keys, folder: Path | None) -> str:

@@ -108,8 +108,8 @@ class Resources:
     def publish(self, req: Req) -> None:
         """Share the prompt's pages as far as the next pass fills them.
 
-        Later passes, and other rows of the same one, may read them: K and V of a whole pass are stored before any of
-        its attention runs, layer by layer.
+        Later passes, and other rows of the same one, may read them: each layer stores K and V of all rows before its
+        attention runs.
         """
         state: ReqState = req.extra
         state.handle = self.manager.publish(req.tokens[: req.device_len], self.pages(req), state.handle)

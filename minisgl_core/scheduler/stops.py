@@ -44,7 +44,7 @@ class StopIds:
         return stops
 
     def check(self, expected: Iterable[frozenset[int]]) -> None:
-        """Raise :class:`IntegrityError` unless just the admitted Reqs are counted, whose ids are ``expected``."""
+        """Raise :class:`IntegrityError` unless exactly the admitted Reqs are counted, whose ids are ``expected``."""
         wanted = Counter(token for ids in expected for token in ids)
         counted = {int(token): int(self._count[token]) for token in np.flatnonzero(self._count)}
         if counted != wanted or set(np.flatnonzero(self._stops[:-1]).tolist()) != wanted.keys():

@@ -14,7 +14,7 @@ from minisgl_core.llm import LLM
 
 PROMPTS = [[5, 17, 42, 7, 99], [3, 8], [11] * 40]
 EXACT = {"attention": "torch", "kv": "torch", "linear": "plain", "ops": "composed"}
-"""In float32 nothing but the order of the all-reduce's sums differs between one rank and two."""
+"""float32: only the order of the all-reduce's sums differs between one rank and two."""
 
 
 def answers(path: Path, tp_size: int, device: str) -> list[list[int]]:

@@ -80,7 +80,7 @@ def test_nothing_grows_with_the_requests_served(overlap: bool, cache: str) -> No
 
 
 def test_nothing_is_kept_of_requests_that_failed(overlap: bool) -> None:
-    """In a pool so large that nothing is evicted: what failed leaves the prefix cache, and all that refers to it."""
+    """In a large pool nothing is evicted, but a failed request leaves the prefix cache, with all references to it."""
     scheduler = Scheduler(StubEngine(num_pages=4000, vocab_size=VOCAB, nan_at=lambda req, position: req.uid > 0))
     serve(scheduler, [NewReq(0, np.arange(20, dtype=np.int32), SamplingParams(max_tokens=3))])
     before = holdings(scheduler)

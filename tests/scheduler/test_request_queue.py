@@ -135,7 +135,7 @@ def test_nothing_is_lost_or_doubled(name: str, made: list[Change]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 400)), max_size=40))
 def test_priority_order_is_that_of_the_aged_priorities(requests: list[tuple[int, int]]) -> None:
-    """At any one step, by ``priority + waited / 64``, in exact numbers: 64 times this is compared."""
+    """The aged priority is ``priority + waited / 64``; the test compares 64 times this, which is an integer."""
     requests = sorted(requests, key=lambda one: one[1])  # a request arrives at its step
     queue = PriorityQueue()
     for uid, (priority, step) in enumerate(requests):
@@ -178,8 +178,8 @@ def test_the_scheduler_admits_by_priority(overlap: bool) -> None:
 
 
 def test_a_low_priority_is_admitted_in_time_while_high_ones_keep_coming() -> None:
-    """Of a request of 2 steps at a time, with a new one of priority 1 at each step: the first is worth as much as these
-    after 64 steps.
+    """One request of priority 0, and a new one of priority 1 in every step: it ranks before those that arrive after 64
+    steps.
     """
     engine = StubEngine(vocab_size=VOCAB, max_running_req=1, queue="priority", num_pages=400, max_seq_len=400)
     scheduler = Scheduler(engine)

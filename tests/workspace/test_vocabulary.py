@@ -41,7 +41,6 @@ NOT_YET: dict[str, str] = {
     "tests/shadow/": "observer",
     "tests/engine/": "observer and decode",
     # ---
-    "minisgl_core/llm/llm.py": "observer",
     "minisgl_core/models/": "decode",
     "minisgl_core/layers/": "decode",
     "minisgl_core/core/": "decode",
