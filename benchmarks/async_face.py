@@ -36,7 +36,7 @@ LONGEST = 1 << 14
 
 
 class NullRunner:
-    """What the engine's thread asks of a Runner, with nothing below the scheduler."""
+    """The interface of a Runner for the engine's thread, with nothing below the scheduler."""
 
     usable = True
 
@@ -63,7 +63,7 @@ class NullRunner:
 
 
 def both_faces(path: Path) -> tuple[LLM, AsyncLLM]:
-    """Two faces of one engine, so that nothing but the face differs."""
+    """Two interfaces to one engine, so that only the interface differs."""
     with patch("minisgl_core.llm.async_engine.Runner", NullRunner):
         llm = LLM(path, device="cpu", progress=False)
     other = object.__new__(AsyncLLM)
@@ -72,7 +72,7 @@ def both_faces(path: Path) -> tuple[LLM, AsyncLLM]:
 
 
 def ways(llm: LLM, async_llm: AsyncLLM, params: SamplingParams) -> dict[str, Callable[[], object]]:
-    """Each answers the prompt once."""
+    """The ways to answer the prompt once."""
     uids = iter(range(10**9, 2 * 10**9))
     own_thread = ThreadPoolExecutor(1)
 
@@ -94,7 +94,7 @@ def ways(llm: LLM, async_llm: AsyncLLM, params: SamplingParams) -> dict[str, Cal
 
 
 def measure(rounds: int, tokens: int) -> dict[str, list[tuple[float, float]]]:
-    """By way: the median interval of each round, wall time and CPU time in microseconds."""
+    """For each way the median interval of each round, wall time and CPU time in microseconds."""
     found: dict[str, list[tuple[float, float]]] = {}
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -109,9 +109,9 @@ def measure(rounds: int, tokens: int) -> dict[str, list[tuple[float, float]]]:
 
         llm.engine.forward_batch = timed  # type: ignore[method-assign]
         turns = ways(llm, async_llm, params)
-        for number in tqdm(range(rounds + 1), desc="rounds"):  # the first warms up
+        for number in tqdm(range(rounds + 1), desc="rounds"):  # the first round is a warm-up
             for name, answer in turns.items():
-                llm.clear_cache()  # and wait until the engine is at rest
+                llm.clear_cache()  # and wait until the engine is idle
                 launches.clear()
                 answer()
                 if number:

@@ -1,7 +1,7 @@
-"""What the scripts here do alike: refuse a wrong call in one line, before anything is measured.
+"""Shared command-line handling of the scripts: an invalid call fails with one line before anything is measured.
 
-A script makes a :class:`Parser` of its docstring, takes the types of its options from here, keeps :func:`about` with
-its figures, and ends with ``raise SystemExit(run(main))``.
+A script creates a :class:`Parser` from its docstring, takes the types of its options from here, stores :func:`about`
+with its figures, and ends with ``raise SystemExit(run(main))``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["Parser", "about", "amount", "keep", "need_gpu", "output", "positive"
 
 
 class Parser(argparse.ArgumentParser):
-    """Its help is the script's docstring; what it refuses takes one line."""
+    """A parser whose help is the script's docstring and whose errors are one line."""
 
     def __init__(self, doc: str | None) -> None:
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add_argument("--commit", help="of this code, for the results; where no git checkout can say it")
 
     def error(self, message: str) -> NoReturn:
-        """Without the usage before it."""
+        """Print the error without the usage."""
         self.exit(2, f"error: {' '.join(message.split())}\n")
 
 
 def about(options: argparse.Namespace, device: str = "auto") -> dict[str, Any]:
-    """What every result is kept with: commit, device, versions, command line."""
+    """The facts stored with every result: commit, device, versions, command line."""
     from minisgl_core.bench.provenance import provenance
 
     return provenance(device, options.commit)
@@ -47,7 +47,7 @@ def positive(text: str) -> int:
 
 
 def amount(text: str) -> float:
-    """A number from 0 on, such as of seconds."""
+    """A number of at least 0, such as seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -58,7 +58,7 @@ def amount(text: str) -> float:
 
 
 def output(text: str) -> Path:
-    """A file that can be written: results may come much later."""
+    """A file that can be written, checked now because results may come much later."""
     path = Path(text)
     try:
         require_writable_file(path, "the file", field="")

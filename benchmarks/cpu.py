@@ -134,7 +134,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def seconds(workload: Workload, run: Callable[[Prompts, list[int]], Any], fresh: Callable[[], None]) -> float:
-    """One measurement. Decode time is the whole less a run that stops at the first token."""
+    """One measurement. Decode time is the total minus a run that stops at the first token."""
     fresh()
     whole = timed(lambda: run(workload.prompts, workload.outputs))
     if workload.measures != "decode":
@@ -151,7 +151,7 @@ def compare(path: Path, dtype: torch.dtype, runs: int, threads: int) -> list[dic
     for workload in tqdm(make_workloads(llm.engine.vocab_size), desc=str(dtype).removeprefix("torch.")):
         ours: list[float] = []
         theirs: list[float] = []
-        for turn in range(runs + 1):  # the first warms up
+        for turn in range(runs + 1):  # the first is a warm-up
             mine = seconds(workload, lambda p, n: run_minisgl(llm, p, n), fresh)
             other = seconds(workload, lambda p, n: run_transformers(model, p, max(n)), lambda: None)
             if turn:
@@ -200,7 +200,7 @@ def read_bandwidth(threads: int) -> float:
 
 
 def print_table(rows: list[dict[str, Any]], host: dict[int, float], bandwidth: float) -> None:
-    """What a person reads; the JSON holds the rest."""
+    """Print the main figures; the JSON has all of them."""
     table = Table("workload", "dtype", "minisgl tok/s", "transformers tok/s", "ratio (min-max)", "goal", "of limit")
     for row in rows:
         share = f"{row['limit_share']:.0%}" if "limit_share" in row else "-"

@@ -39,9 +39,9 @@ MODES = ("latency", "prefill", "offline")
 RESULTS = Path(__file__).parent / "results"
 CONTEXT = 4096
 WARM_UP = 8
-"""The warm-up is this much shorter than the work."""
+"""The warm-up is shorter than the work by this factor."""
 GRACE_S = 40.0
-"""For a run that has begun; whatever is not through by then is ended."""
+"""Seconds for a run that has started; a run that takes longer is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Job:
     deadline: float
     """By ``time.monotonic``, which all processes of a machine share"""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Kept with every result"""
+    """Stored with every result."""
 
 
 def share(deadline: float, parts: int) -> float:
-    """When the first of ``parts`` that share the time until ``deadline`` should be through."""
+    """When the first of ``parts`` should be done, if they share the time until ``deadline``."""
     now = time.monotonic()
     return now + max(0.0, deadline - now) / parts
 
 
 def measure_geometries(connection: Connection, job: Job, names: tuple[str, ...], switches: Mapping[str, Any]) -> None:
-    """In a process of its own: send the result of every mode of every geometry."""
+    """Send the result of every mode of every geometry. Runs in a separate process."""
     for switch in ENV.all():
         switch.value = switches[switch.name]
     for at, name in enumerate(names):
@@ -71,7 +71,7 @@ def measure_geometries(connection: Connection, job: Job, names: tuple[str, ...],
             with model_folder(geometry(name)) as folder:
                 measure_one(connection, job, name, folder, until)
             connection.send(Finished())
-        except Exception as error:  # the other geometries count all the same
+        except Exception as error:  # the other geometries still count
             connection.send({"error": f"{type(error).__name__}: {error}"})
             connection.send(Finished(suspect=True))
 
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--split", type=Path, metavar="FILE", help="measure nothing, divide what was measured before")
     args = parser.parse_args()
     for name in args.geometries or ():
-        geometry(name)  # a wrong name must not cost a measurement
+        geometry(name)  # a wrong name must fail before the measurement
     if args.split is None and args.geometries is None:
         need_gpu()
     require_writable_folder(args.out, "results", field="--out")

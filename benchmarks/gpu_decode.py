@@ -39,7 +39,7 @@ POINTS = [
     (1, 1024), (1, 128), (1, 4096), (8, 1024), (2, 1024), (4, 1024), (16, 1024), (8, 128), (2, 128), (4, 128),
     (16, 128), (8, 4096), (2, 4096), (4, 4096), (16, 4096),
 ]  # fmt: skip
-"""(batch, tokens each) to search at: where time ends early, the first are there."""
+"""(batch, tokens each) to search at, the most important first, in case time runs out."""
 LARGE = [(32, 1024), (64, 128), (64, 1024), (64, 4096), (256, 128), (256, 1024)]
 TILES = [
     (32, 2, 2), (32, 4, 2), (64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 8, 2), (128, 8, 3),
@@ -89,17 +89,17 @@ class Work:
         return made
 
     def answer(self, options: dict[str, Any]) -> torch.Tensor:
-        """The first layer's."""
+        """The output of the first layer."""
         return self.backend(options).forward(self.q, self.q, self.q, 0, self.fake)
 
     def microseconds(self, options: dict[str, Any]) -> float:
-        """Of one layer."""
+        """Microseconds of one layer."""
         forward, q = self.backend(options).forward, self.q
         return graph_microseconds([lambda i=i: forward(q, q, q, i, self.fake) for i in range(self.layers)])  # type: ignore[misc]
 
 
 class Bench:
-    """Figures of one pair of head counts, each written as a line when it is known, until time is up."""
+    """The figures of one pair of head counts, each written as a line when it is known, until time is up."""
 
     def __init__(self, file: TextIO, heads: tuple[int, int], deadline: float) -> None:
         self._file, self.heads, self._deadline = file, heads, deadline
@@ -118,7 +118,7 @@ class Bench:
         return Work(self.heads, batch, length, max(LEAST_LAYERS, layers))
 
     def time(self, work: Work, options: dict[str, Any]) -> float:
-        """Microseconds."""
+        """Microseconds of one call."""
         took = work.microseconds(options)
         self.write(
             heads=self.heads, batch=work.batch, length=work.length, **options, layers=work.layers,
@@ -127,7 +127,7 @@ class Bench:
         return took
 
     def compare(self, work: Work, ways: list[dict[str, Any]]) -> None:
-        """Time the default and all of these, print them, and stop where two disagree in what they compute."""
+        """Time and print the default and all of these, and stop if the results of two differ."""
         figures: list[tuple[float, dict[str, Any]]] = []
         for options in [{}, *ways]:
             if self.late:
@@ -147,7 +147,7 @@ class Bench:
 
 
 def candidates(kv_heads: int, batch: int, length: int) -> Iterator[dict[str, Any]]:
-    """Tiles, numbers of parts and ways to join them that are worth a try."""
+    """Tiles, numbers of splits and ways to join them that are worth trying."""
     for block, warps, stages in TILES:
         blocks = -(-length // block)
         fitting = [
@@ -198,7 +198,7 @@ def main() -> None:
     heads = (args.heads[0], args.heads[1])
     compile_all(heads, args.part, max(1, min(14, (os.cpu_count() or 2) - 2)))
     print(f"{time.perf_counter() - start:.0f} s until all is compiled", flush=True)
-    gc.freeze()  # each capture collects garbage: let it not go through torch and Triton
+    gc.freeze()  # each capture collects garbage: exclude the objects of torch and Triton
     with args.out.open("w") as file:
         bench = Bench(file, heads, start + args.seconds)
         bench.write(**about(args))

@@ -25,9 +25,9 @@ HEADS, DIM, SLOTS, VOCAB = 8, 128, 65536, 151936
 TOKENS = (1, 16, 64, 256, 2048, 16384)
 WIDTHS = (1024, 5120)
 BUFFERS = 4
-"""In turn, so that small cases do not run from the L2 cache alone."""
+"""Buffers used in turn, so that small sizes do not run from the L2 cache."""
 ROUNDS = 16
-"""Through the buffers in one graph: its own launch should not count."""
+"""Rounds through the buffers in one graph, so that its own launch does not count."""
 
 
 class TorchKV:
@@ -46,7 +46,7 @@ class TorchKV:
 
 
 class TorchCopy:
-    """The same bytes without any index: what the memory allows."""
+    """The same bytes without an index: the memory's limit."""
 
     def store(self, k_cache: Any, v_cache: Any, k: Any, v: Any, out_loc: Any) -> None:
         """k and v to the first slots."""

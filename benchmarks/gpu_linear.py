@@ -29,7 +29,7 @@ from minisgl_cuda.triton_ops.skinny import skinny_linear
 MODELS = ("qwen3-0.6b", "qwen3-14b", "qwen3-30b-a3b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-4b")
 ROWS = (1, 4, 8, 16)
 WINS = 0.97
-"""A tile is used where it takes less than this share of cuBLAS's time: less is no noise."""
+"""A tile is used if it takes less than this share of cuBLAS's time, which is more than the noise."""
 WARM, REPEATS = 3, 12
 L2_BYTES = 60e6
 
@@ -65,7 +65,7 @@ def graph_microseconds(calls: list[Callable[[], object]]) -> float:
 
 
 def tiles(rows: int, n: int, k: int) -> list[tuple[int, int, int, int]]:
-    """Candidates worth a try."""
+    """Tiles that are worth trying."""
     if rows == 1:
         grid = itertools.product((4, 8, 16, 32), (256, 512, 1024), (4, 8), (2, 3))
         return [t for t in grid if t[1] <= max(256, k) and 1024 <= t[0] * t[1] <= 16384]
@@ -85,7 +85,7 @@ def measure(n: int, k: int, rows: int) -> dict[str, Any]:
         calls = [lambda w=w, t=tile: skinny_linear(out, x, w, None, *t, False) for w in weights]  # type: ignore[misc]
         try:
             took = graph_microseconds(calls)
-        except Exception as error:  # a tile that does not fit this device is no candidate
+        except Exception as error:  # skip tiles that do not fit this device
             print(f"{n}x{k} M={rows} {tile}: {type(error).__name__}")
             continue
         if took < best:
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def read_measured(path: Path) -> list[dict[str, Any]]:
-    """Raises :class:`UsageError` for a file without any."""
+    """Read the measurements of a file. Raises :class:`UsageError` if it has none."""
     try:
         return list(json.loads(path.read_text())["measured"])
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -48,7 +48,7 @@ each with the forms that its place in a layer allows."""
 ROWS = (1, 4, 8, 16)
 """Only products of one row are fused with norms."""
 WINS = 0.97
-"""Of the time of what it replaces: less is no noise."""
+"""A fused product is used if it takes less than this share of the time of what it replaces."""
 
 Form = tuple[bool, bool]
 Tile = tuple[int, int, int, int]
@@ -68,7 +68,7 @@ class Work:
         return f"{self.n}x{self.k} M={self.rows} {FUSED_PARTS[self.form]}"
 
     def tiles(self) -> Iterator[Tile]:
-        """Candidates worth a try."""
+        """Tiles that are worth trying."""
         if self.rows == 1:
             for block_n, block_k, warps in itertools.product((4, 8, 16), (512, 1024), (4, 8)):
                 if block_n * block_k <= 8192:
@@ -80,7 +80,7 @@ class Work:
 
 
 class Buffers:
-    """One copy of everything that a chain touches."""
+    """One copy of all tensors of a chain."""
 
     def __init__(self, work: Work) -> None:
         n, k, rows = work.n, work.k, work.rows
@@ -97,7 +97,7 @@ class Buffers:
 
 
 def compile_tile(work: Work, tile: Tile) -> None:
-    """Fill Triton's cache; a tile that does not fit this device is met again, and left out, when it is timed."""
+    """Fill Triton's cache. A tile that does not fit this device fails again, and is skipped, when it is timed."""
     try:
         Buffers(work).fused(work.form, tile)
     except Exception as error:
@@ -123,14 +123,16 @@ class Bench:
             calls: list[Callable[[], object]] = [lambda b=b, t=tile: b.fused(work.form, t) for b in buffers]  # type: ignore[misc]
             try:
                 found.append((graph_microseconds(calls), tile))
-            except Exception as error:  # a tile that does not fit this device is no candidate
+            except Exception as error:  # skip tiles that do not fit this device
                 print(f"{work.name} {tile}: {type(error).__name__}")
         if not found:
             raise SystemExit(f"no tile runs {work.name}")
         return min(found)
 
     def chain(self, work: Work, buffers: list[Buffers], act_tile: Tile | None = None) -> float:
-        """Microseconds of norm, product and activation, as far as the form has them; the last two fused by a tile."""
+        """Microseconds of norm, product and activation, as far as the form has them; the last two may be fused by a
+        tile.
+        """
         norm, act = work.form
         prepared = [self.linear.prepare_weights(b.weight) for b in buffers]
 
@@ -183,7 +185,7 @@ class Bench:
 
 
 def parts_of(measured: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[int, list[int]]]]]:
-    """The parts of the table that minisgl-cuda ships, from what was measured; [] where the form loses."""
+    """The parts of the table that minisgl-cuda ships, from the measurements; [] where the form is slower."""
     parts: dict[str, dict[str, list[tuple[int, list[int]]]]] = {part: {} for part in FUSED_PARTS.values()}
     for row in measured:
         entry = parts[row["form"]].setdefault(f"{row['n']}x{row['k']}", [])
@@ -192,7 +194,7 @@ def parts_of(measured: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[i
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Raises :class:`UsageError` for a file that is none."""
+    """Read a table. Raises :class:`UsageError` for a file that is not one."""
     try:
         found = json.loads(path.read_text())
         found["tiles"]

@@ -44,7 +44,7 @@ from minisgl_moe.triton_ops.pairs import down_pairs, up_pairs
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BYTES_PER_S, FLOPS = 4.2e12, 790e12
-"""What a device copy and a large bfloat16 product reach on an H200."""
+"""Rates of a device copy and a large bfloat16 product on an H200."""
 LAYERS = 3
 Side = Literal["up", "down"]
 
@@ -58,7 +58,9 @@ def pair_tiles() -> list[Tile]:
 
 
 def grouped_tiles(block_m: int, hopper: bool) -> list[Tile]:
-    """Rows up to 32 are bound by loads: narrow and deep. From 64 on arithmetic decides: wide."""
+    """Up to 32 rows the loads dominate: narrow blocks, deep prefetching. From 64 on arithmetic
+    dominates: wide blocks.
+    """
     tiles = []
     if block_m <= 32:
         kinds = ((0, 0), (1, 0), (1, 1)) if hopper else ((0, 0), (1, 0))
@@ -186,20 +188,20 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def compile_batch(geometry: Geometry, jobs: list[tuple[Side, Tile]]) -> list[tuple[Side, Tile, str]]:
-    """In a process of its own: run each once, so that its code is in triton's cache. Returns those that cannot run."""
+    """Run each once in a separate process, so that its code is in Triton's cache. Returns those that cannot run."""
     work = Work(geometry, 16, random_layers(geometry, 1, filled=False))
     refused = []
     for side, tile in jobs:
         try:
             work.run(side, tile)
             torch.cuda.synchronize()
-        except Exception as error:  # whatever a compiler says about one candidate, the others count
+        except Exception as error:  # one candidate may fail in any way without affecting the others
             refused.append((side, tile, f"{type(error).__name__}: {str(error)[:100]}"))
     return refused
 
 
 def compile_all(geometry: Geometry, jobs: list[tuple[Side, Tile]], budget: float) -> set[tuple[Side, Tile]]:
-    """Those that can be timed; what is not ready within ``budget`` seconds is left out."""
+    """The tilings that can be timed; those not compiled within ``budget`` seconds are left out."""
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context)
@@ -208,7 +210,7 @@ def compile_all(geometry: Geometry, jobs: list[tuple[Side, Tile]], budget: float
     done, late = wait(running, timeout=budget)
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=not late, cancel_futures=True)
-    for process in processes if late else ():  # compilers in full swing do not hear that they are too late
+    for process in processes if late else ():  # running compilers do not react to a cancellation
         process.kill()
     failed = [future for future in done if future.exception() is not None]
     refused = [item for future in done if future not in failed for item in future.result()]
@@ -273,7 +275,7 @@ def whole(work: Work, tiling: Tiling) -> tuple[float, torch.Tensor]:
 
 
 def row_of(work: Work, tiling: Tiling, guess: Tiling) -> dict[str, Any]:
-    """All that is known about one number of tokens."""
+    """The row of results for one number of tokens."""
     g, size = work.geometry, work.x.element_size()
     took, found = whole(work, tiling)
     guessed, expected = whole(work, guess)
@@ -344,7 +346,7 @@ def main() -> None:
     good = set() if args.no_search else compile_all(geometry, jobs, min(args.compile_seconds, args.seconds / 2))
     print(f"{time.perf_counter() - start:.0f} s until here", flush=True)
     layers, rows, tilings = random_layers(geometry, LAYERS), [], {}
-    for tokens in [*args.tokens[::2], *args.tokens[1::2]]:  # where time ends early, every other one is there
+    for tokens in [*args.tokens[::2], *args.tokens[1::2]]:  # if time runs out, every other size has been measured
         if time.perf_counter() - start > args.seconds:
             print(f"no time left for {tokens} tokens", flush=True)
             continue

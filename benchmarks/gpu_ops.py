@@ -35,11 +35,11 @@ from minisgl_cuda.triton_ops import sample as sampling
 TOKENS = (1, 256, 8192)
 SLOTS, PAGE, POSITIONS, EPS = 65536, 16, 40960, 1e-6
 BYTES = 2
-"""Of a bfloat16"""
+"""Bytes of a bfloat16."""
 BUFFERS = 4
-"""In turn, so that small cases do not run from the L2 cache alone."""
+"""Buffers used in turn, so that small sizes do not run from the L2 cache."""
 ROUNDS = 8
-"""Through the buffers in one graph: its own launch should not count."""
+"""Rounds through the buffers in one graph, so that its own launch does not count."""
 VOCAB, BATCHES = 151936, (1, 64, 256)
 PEAKS = {"peaked": (14.0, 20.0), "broad": (8.0, 14.0)}
 """The logits of twelve tokens lie between these. All others together, whose standard deviation is 2, then weigh less
@@ -61,7 +61,7 @@ Calls = list[Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Model:
-    """The part of a geometry that the operations see."""
+    """The part of a geometry that the operations use."""
 
     name: str
     hidden: int
@@ -83,12 +83,12 @@ class OneRank:
 
 
 def randn(*shape: int) -> torch.Tensor:
-    """On the GPU."""
+    """Random numbers on the GPU."""
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
 def rms_norm(ops: Any, m: Model, tokens: int) -> tuple[Calls, int]:
-    """Calls in turn on several buffers, and the bytes that one must move."""
+    """Calls on several buffers in turn, and the bytes that one call must move."""
     rows, weight = [randn(tokens, m.hidden) for _ in range(BUFFERS)], randn(m.hidden)
     return [lambda x=x: ops.rms_norm(x, weight, EPS) for x in rows], 2 * tokens * m.hidden * BYTES  # type: ignore[misc]
 
@@ -127,7 +127,7 @@ CASES = {f.__name__: f for f in (rms_norm, add_rms_norm, qk_norm_rope_store, act
 
 
 def host_microseconds(calls: Calls) -> float:
-    """Of one eager call, while the GPU's queue has room."""
+    """Host time of one eager call, while the GPU's queue is not full."""
     best = float("inf")
     for _ in range(REPEATS):
         torch.cuda.synchronize()
@@ -170,7 +170,7 @@ def layer_microseconds(ops: Any, m: Model, tokens: int) -> float:
 
 
 def backends_of(platform: CudaPlatform, m: Model) -> dict[str, Any]:
-    """By name."""
+    """The backends, by name."""
     kv_setup = KVSetup(platform.device, torch.bfloat16, torch.bfloat16, PAGE, m.kv_heads, m.dim, platform)
     setup: Any = OpsSetup(
         device=platform.device,
@@ -231,7 +231,7 @@ def alone_share(call: Callable[[], Any], rows: int, *, by_k: bool) -> float:
 
 
 def measure_sampling() -> list[dict[str, Any]]:
-    """Every way to sample, at every batch size."""
+    """Time every sampling mode at every batch size."""
     found: list[dict[str, Any]] = []
     print(f"{'sampling: us in a graph, TB/s of one reading':44s}" + "".join(f"{name:>20s}" for name in SAMPLED))
     for kind in (*PEAKS, "flat"):

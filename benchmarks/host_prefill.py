@@ -49,9 +49,9 @@ from minisgl_cpu_sim.fakes import flash_attn_interface
 from minisgl_moe.tiles import Geometry, Tile, Tiling, dump_table
 
 LAYERS, FEW_LAYERS = 28, 4
-"""Of Qwen3-0.6B; and so few that the difference shows what one costs."""
+"""The layers of Qwen3-0.6B, and a smaller number, whose difference gives the cost of one layer."""
 ROWS, ROW_TOKENS = 20, 2
-"""More rows than the Triton kernels for products of few rows take: these need a GPU, the framework's do not."""
+"""More rows than the Triton kernels for products of few rows accept, because those need a GPU."""
 WARM_PASSES, PASSES = 30, 300
 GEOMETRY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -88,7 +88,7 @@ const char* minisgl_cuda_error(int code) { return code ? "no launch" : "success"
 
 @contextmanager
 def free_experts(folder: Path) -> Iterator[None]:
-    """While it lasts, moe:fused takes a CPU for a Hopper GPU with measured tiles; Triton launches into nothing."""
+    """Context in which moe:fused treats the CPU as a Hopper GPU with measured tiles, and Triton launches nothing."""
     from minisgl_moe import executor
 
     free_triton(folder)
@@ -100,7 +100,7 @@ def free_experts(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def free_kernels(folder: Path) -> Iterator[None]:
-    """While it lasts, engines that are built launch into nothing."""
+    """Context in which engines launch nothing."""
     source, library = folder / "launch.c", folder / "launch.so"
     source.write_text(NO_LAUNCHES)
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", source, "-o", library], check=True)
@@ -201,7 +201,7 @@ def main() -> None:
         raise UsageError("there is no C compiler `cc`", field="cc", remedy="install one, such as gcc")
     geometry = {**GEOMETRY, **EXPERTS} if sparse else GEOMETRY
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # buffers that no kernel fills hold anything, and products of such numbers are slow
+    torch.set_flush_denormal(True)  # buffers that no kernel fills contain arbitrary numbers, whose products may be slow
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if sparse:

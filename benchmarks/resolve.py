@@ -152,7 +152,7 @@ def call_cost() -> dict[str, Any]:
 
 
 def _in_turns(both: Sequence[Callable[[], None]], first: int) -> tuple[float, float]:
-    """Microseconds per call of each, run one after the other."""
+    """Microseconds per call of each, measured in turns."""
     times = [0.0, 0.0]
     for side in (first, 1 - first):
         begin = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""CPU backends for every role: native C++ kernels that people use, and pure torch ones that check others.
+"""CPU backends for every role: native C++ kernels for production, and pure torch ones as a reference.
 
 This package imports nothing; ``minisgl_cpu_sim.plugin`` is the entry point.
 """

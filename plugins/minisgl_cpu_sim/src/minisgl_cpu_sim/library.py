@@ -48,9 +48,9 @@ def register(
 
 
 def prepare(op: Any, args: tuple[Any, ...]) -> Callable[[], None] | None:
-    """A call of ``op`` on these very tensors, marshalled once, for a graph to repeat; None if ``op`` has no such form.
+    """Prepare a call of ``op`` on exactly these tensors for a graph to repeat; None if ``op`` does not support it.
 
-    Addresses, shapes and the number of threads are those of now. The caller keeps the tensors.
+    Addresses, shapes and the number of threads are fixed now. The caller keeps the tensors alive.
     """
     make = _PREPARE.get(op)
     return None if make is None else make(*args)

@@ -1,4 +1,4 @@
-"""The entry point: what minisgl-cpu-sim offers. Imports nothing heavy."""
+"""The entry point: the backends of minisgl-cpu-sim. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINISGL_PLUGIN = PluginInfo(
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _COMPILED: Final = "minisgl_cpu_sim.native.build:check"
-"""The native kernels are compiled for the machine at first use: can they be?"""
+"""The check that the native kernels, which are compiled at first use, can be compiled."""
 
 
 def _attention_caps(*devices: str) -> Caps:
@@ -171,7 +171,7 @@ def minisgl_linears() -> list[BackendSpec]:
             name="fused",
             factory="minisgl_cpu_sim.pure.linear:FusedTorchLinear",
             caps=(Caps(devices=("cpu",), dtypes=_DTYPES, graph="decode", formats=("plain",), ops=FUSABLE_OPS),),
-            tier=95,  # behind the core's own, which is as fast and takes nothing in
+            tier=95,  # after the core's own, which is as fast and fuses nothing
             stand_in=True,
             summary="torch's products with the norm before and the activation behind: runs the core's fused path",
         ),

@@ -18,17 +18,17 @@ __all__ = ["INCLUDE", "CompileError", "compile_kernels"]
 _HERE = Path(__file__).parent
 INCLUDE = _HERE / "include"
 _FLAGS = ("-std=c++20", "-O1", "-fno-exceptions", "-w", f"-I{INCLUDE}")
-# The instrumentation sees what the optimiser leaves: vector accesses must not have been split or merged.
+# The instrumentation runs after the optimiser, which must not split or merge vector accesses.
 # DWARF 4: some releases of addr2line name the wrong file of the newer format.
 _KERNEL_FLAGS = ("-gdwarf-4", "-fsanitize=thread", "-fno-tree-sra", "-fno-tree-vectorize", "-fno-store-merging")
 
 
 class CompileError(Exception):
-    """The kernels are not C++ that the host's compiler and the simulator's ``minisgl/device.h`` accept."""
+    """The host's compiler or the simulator's ``minisgl/device.h`` rejects the kernels."""
 
 
 def compile_kernels(sources: Sequence[Path], kernels: Sequence[str], include_dirs: Sequence[Path]) -> Path:
-    """The library that holds ``kernels``, C++ expressions such as ``ns::copy<float>``, as ``minisgl_sim_entry_<i>``."""
+    """Build the library of ``kernels``, C++ expressions such as ``ns::copy<float>``, as ``minisgl_sim_entry_<i>``."""
     compiler = compiler_command()
     unit = _unit(sources, kernels)
     folder = kernels_dir() / "cuda_sim"
@@ -63,7 +63,7 @@ def _unit(sources: Sequence[Path], kernels: Sequence[str]) -> str:
 
 
 def _compile_runtime(compiler: tuple[str, ...], target: Path) -> None:
-    """A folder of object files."""
+    """Compile the runtime to a folder of object files."""
     target.mkdir()
     sources = sorted((_HERE / "runtime").glob("*.cpp"))
     _run(*([*compiler, *_FLAGS, "-c", str(source), "-o", f"{target}/{source.stem}.o"] for source in sources))
@@ -76,13 +76,13 @@ def _compile_kernels(
     source.write_text(unit)
     folders = [f"-I{folder}" for folder in include_dirs]
     _run([*compiler, *_FLAGS, *folders, *_KERNEL_FLAGS, "-c", str(source), "-o", str(compiled)])
-    # -Bsymbolic: every library has a simulator of its own.
+    # -Bsymbolic: every library has its own simulator.
     objects = [str(compiled), *(str(path) for path in sorted(runtime.glob("*.o")))]
     _run([*compiler, "-shared", "-Wl,-Bsymbolic", *objects, "-o", str(target)])
 
 
 def _run(*commands: Sequence[str]) -> None:
-    """Side by side."""
+    """Run commands in parallel."""
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     errors = [process.communicate()[1] for process in running]
     for command, process, error in zip(commands, running, errors, strict=True):

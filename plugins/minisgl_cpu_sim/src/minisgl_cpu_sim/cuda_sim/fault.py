@@ -1,4 +1,4 @@
-"""What a simulated kernel did wrong, in words."""
+"""Faults of simulated kernels, as readable text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS: Final[tuple[FaultKind, ...]] = (
     "stuck",
     "shared-memory",
 )
-"""In the simulator's order, from 1."""
+"""Kinds of faults, numbered from 1 as in the simulator."""
 ACCESSES: Final = ("read", "write", "atomic")
 
 
@@ -39,7 +39,7 @@ class Threads:
 
 
 class SimulatedFault(Exception):
-    """The first fault of a launch. Buffers up to 64 MiB are left as they were before it."""
+    """The first fault of a launch. Buffers up to 64 MiB are restored."""
 
     def __init__(
         self,
@@ -60,11 +60,13 @@ class SimulatedFault(Exception):
         self.access, self.size = access, size
         """``read``, ``write`` or ``atomic`` with its size in bytes; empty for barriers."""
         self.buffer, self.offset = buffer, offset
-        """The argument or shared array that was hit, or is nearest, and the byte offset from its begin."""
+        """The argument or shared array that was accessed, or the nearest one, and the byte offset from
+        its beginning.
+        """
         self.extent = extent
-        """Bytes from the begin of that argument to its end."""
+        """Bytes from the beginning to the end of that argument."""
         self.other = other
-        """The other party of a race."""
+        """The other access of a race."""
         self.source = source
         """``file:line``, where binutils are installed."""
         self.detail = detail

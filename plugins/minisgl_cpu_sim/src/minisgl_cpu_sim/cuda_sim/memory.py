@@ -1,4 +1,6 @@
-"""The memory that a simulated kernel sees: copies of its arrays, far apart, so that a step too far is never a hit."""
+"""The memory of a simulated kernel: copies of its arrays, far apart, so that an out-of-bounds access never hits
+another.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import torch
 __all__ = ["Array", "Extent", "extent_of", "placed"]
 
 Array = np.ndarray | torch.Tensor
-"""On the host, of any strides that are not negative."""
+"""An array on the host; strides must not be negative."""
 
 COPY_LIMIT = 64 * 2**20
 """Larger spans are used in place: their pages may never have been touched, and no small span is next to them."""
@@ -35,12 +37,12 @@ class Extent:
 
     @property
     def span(self) -> int:
-        """From the first byte to behind the last."""
+        """Bytes from the first to past the last one."""
         return (self.rows - 1) * self.stride + self.row_bytes if self.rows else 0
 
 
 class _Group(NamedTuple):
-    """Extents whose spans overlap: they move together, so that aliases stay aliases."""
+    """Extents with overlapping spans, which move together so that aliases remain aliases."""
 
     begin: int
     end: int
@@ -48,7 +50,7 @@ class _Group(NamedTuple):
 
 
 def extent_of(array: Array) -> Extent:
-    """What an array covers. Gaps between rows of a view are left out; gaps at more than one depth are not."""
+    """The extent of an array. Gaps between rows of a view are excluded; gaps at several levels are not."""
     address, item, dims = _layout(array)
     if any(size == 0 for size, _ in dims):
         return Extent(address, 0, 0, item)
@@ -79,12 +81,12 @@ def _layout(array: Array) -> tuple[int, int, list[tuple[int, int]]]:
 
 @contextmanager
 def placed(extents: Sequence[Extent]) -> Iterator[list[int]]:
-    """Where each extent lies while the kernel runs. Copies go back if nothing is raised inside."""
+    """Place the extents while the kernel runs; copies are written back unless an error is raised."""
     groups = _groups(extents)
     copied = [group for group in groups if group.end - group.begin <= COPY_LIMIT]
     moves, total = [], GAP
     for group in copied:
-        offset = total + group.begin % ALIGNMENT  # a view that is badly aligned stays so
+        offset = total + group.begin % ALIGNMENT  # a misaligned view stays misaligned
         moves.append((group, offset))
         total = -(-(offset + group.end - group.begin + GAP) // ALIGNMENT) * ALIGNMENT
     pool = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)

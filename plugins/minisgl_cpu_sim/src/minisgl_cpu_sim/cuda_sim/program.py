@@ -1,4 +1,4 @@
-"""Kernels compiled for the host, and their launches."""
+"""Compiles kernels for the host and launches them."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def simulate(
     shared_bytes: int = 0,
     unordered: Mapping[str, range] | None = None,
 ) -> None:
-    """One launch of one kernel: see :class:`SimulatedProgram`, which to keep saves loading it for each launch."""
+    """Launch one kernel once. To launch repeatedly, keep a :class:`SimulatedProgram`, which loads it once."""
     program = SimulatedProgram(sources, [kernel], include_dirs=include_dirs)
     program.launch(kernel, grid, block, args, shared_bytes=shared_bytes, unordered=unordered)
 

@@ -26,9 +26,10 @@ _library = KernelLibrary("minisgl_fakes")
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, left: int, right: int, softcap: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (M, H, D) at the last M of N positions, k and v (N, K, D) -> float64 (M, H, D) and logsumexp (M, H).
+    """Attention of q (M, H, D) at the last M of N positions to k and v (N, K, D).
 
-    Position i sees the keys i-left..i+right; -1 = without a bound. A query that sees none gives 0 and -inf.
+    Returns float64 (M, H, D) and logsumexp (M, H). Position i sees the keys i-left..i+right; -1 = no limit. A query
+    that sees no key gives 0 and -inf.
     """
     new, heads, _ = q.shape
     total, kv_heads, _ = k.shape
@@ -48,7 +49,7 @@ def attend(
 
 
 def _rows(cache: torch.Tensor, pages: list[int], length: int) -> torch.Tensor:
-    """(length, K, D): the first tokens of these pages of an (P + 1, S, K, D) cache, and nothing past them."""
+    """(length, K, D): the first tokens of these pages of a (P + 1, S, K, D) cache, and nothing past them."""
     bad = [page for page in pages if not 0 <= page < cache.shape[0]]
     require(not bad, f"pages {bad[:4]} are outside the cache of {cache.shape[0]} pages")
     return cache[pages].flatten(0, 1)[:length]
@@ -114,7 +115,7 @@ def _planned_attention(
     for row in range(rows):
         tokens = slice(starts[row], starts[row + 1])
         own = pages[begins[row] : begins[row + 1]].tolist()
-        # A kernel visits the pages that were planned: with a stale plan it misses the newer ones.
+        # A kernel visits the planned pages, so a stale plan misses the newer ones.
         length = min((len(own) - 1) * size + lasts[row], planned[row] * size)
         k, v = _rows(k_cache, own, length), _rows(v_cache, own, length)
         result, sums = attend(q[tokens], k, v, scale, left, 0 if causal else -1, softcap)

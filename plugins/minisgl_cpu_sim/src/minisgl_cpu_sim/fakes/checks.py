@@ -1,4 +1,4 @@
-"""What a vendor's library would get wrong, a fake refuses."""
+"""Checks of the fakes: they refuse calls that a vendor's library would get wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["VendorMisuse", "int32", "refuse_unless_default", "require", "same_de
 
 
 class VendorMisuse(RuntimeError):
-    """A call that the real library refuses, or answers with a wrong result or an illegal access."""
+    """The real library refuses this call, or answers with a wrong result or an illegal access."""
 
 
 def require(holds: bool, complaint: str) -> None:
@@ -20,7 +20,7 @@ def require(holds: bool, complaint: str) -> None:
 
 
 def int32(name: str, tensor: torch.Tensor, dims: int = 1) -> None:
-    """A kernel reads it as int32 with its last dimension contiguous, whatever it is."""
+    """Require int32 with a contiguous last dimension, which the kernel assumes."""
     require(isinstance(tensor, torch.Tensor), f"{name} must be a tensor, got {type(tensor).__name__}")
     require(tensor.dtype == torch.int32, f"{name} must be int32, got {str(tensor.dtype).removeprefix('torch.')}")
     require(tensor.dim() == dims, f"{name} must have {dims} dimensions, got shape {tuple(tensor.shape)}")
@@ -28,13 +28,13 @@ def int32(name: str, tensor: torch.Tensor, dims: int = 1) -> None:
 
 
 def same_device(**tensors: torch.Tensor | None) -> None:
-    """A kernel reads them all."""
+    """Require one device for all tensors that a kernel reads."""
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     require(len(set(devices.values())) <= 1, f"tensors are on different devices: {devices}")
 
 
 def refuse_unless_default(where: str, defaults: Mapping[str, object], given: Mapping[str, object]) -> None:
-    """Arguments that the real function has and the fake does not compute."""
+    """Refuse arguments of the real function that the fake does not support."""
     used = [name for name, default in defaults.items() if given[name] is not default and given[name] != default]
     if used:
         raise NotImplementedError(f"the fake {where} does not compute {', '.join(used)}")

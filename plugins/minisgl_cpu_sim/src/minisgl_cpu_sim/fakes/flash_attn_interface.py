@@ -213,7 +213,7 @@ def _cut(rows: torch.Tensor, prefix: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 _run = _library.register(_FORWARD, _forward)
 flash_attn_3_gpu = torch.ops.minisgl_fake_flash_attn_3
-"""What the real module calls the namespace of its operators; all that :func:`fwd` does is one operation."""
+"""The real module's name of its operators; all of :func:`fwd` is one operation."""
 
 
 def flash_attn_with_kvcache(
@@ -273,7 +273,7 @@ def check_paged(
     *,
     page_multiple: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What all generations ask of a paged call; the lengths (B,) and the page table (B, P)."""
+    """Checks for paged calls of all generations; returns the lengths (B,) and the page table (B, P)."""
     require(isinstance(lens, torch.Tensor) and table is not None, "the fake computes paged attention with lengths only")
     assert isinstance(lens, torch.Tensor) and table is not None
     int32("the kv lengths", lens)

@@ -21,7 +21,7 @@ __all__ = [
 
 _CUDA_CORE_RATIOS: Final = (1, 2, 3, 4, 6, 8)
 _CTAS: Final = 2 * 132
-"""Blocks that its planner aims at on an H200: two on each multiprocessor."""
+"""Blocks that the planner aims for on an H200: two per multiprocessor."""
 _UNUSED_RUN: Final[dict[str, object]] = dict.fromkeys(
     ("q_scale", "k_scale", "v_scale", "sinks", "skip_softmax_threshold_scale_factor", "kv_cache_sf")
 )
@@ -53,7 +53,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
 
     @property
     def use_tensor_cores(self) -> bool:
-        """Does it run on the prefill kernel?"""
+        """True if it runs on the prefill kernel."""
         return self._use_tensor_cores
 
     def plan(
@@ -176,7 +176,7 @@ def fast_decode_plan(
     q_len_per_req: int = 1,
     global_override_indptr_cpu: torch.Tensor | None = None,
 ) -> None:
-    """A plan that leaves the fixed buffers as they are; after a first ``plan()`` only."""
+    """Plan without changing the fixed buffers; only after a first ``plan()``."""
     unused = dict.fromkeys(("data_type", "rope_scale", "rope_theta", "fixed_split_size"))
     refuse_unless_default("fast_decode_plan", {**unused, "q_len_per_req": 1}, locals())
     require(self._plan is not None, "fast_decode_plan() before the first plan(), which loads the kernel")

@@ -32,11 +32,13 @@ def dtype_of(given: str | torch.dtype) -> torch.dtype:
 
 
 class MissingJITCacheError(RuntimeError):
-    """What the real library raises for a kernel that is not prebuilt if ``FLASHINFER_DISABLE_JIT`` is 1."""
+    """The real library's error for a kernel that is not prebuilt if ``FLASHINFER_DISABLE_JIT`` is 1."""
 
 
 def _load_kernel(head_dim: int, facts: dict[str, Any]) -> None:
-    """The fake has prebuilt what the usual cache of kernels has: head_dim 64 and 128 without window and soft cap."""
+    """Load a kernel. The fake has the usual cache of prebuilt kernels: head_dim 64 and 128 without
+    window and soft cap.
+    """
     plain = facts["window_left"] < 0 and not facts["logits_soft_cap"]
     if os.environ.get("FLASHINFER_DISABLE_JIT") == "1" and not (plain and head_dim in (64, 128)):
         raise MissingJITCacheError("JIT compilation is disabled and the cache lacks the module")
@@ -58,11 +60,11 @@ class PlannedWrapper:
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
-        """Are batch size and buffers fixed?"""
+        """True if batch size and buffers are fixed."""
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Other device memory for partial results and for the plan, and staging memory of the latter's size."""
+        """Replace the device memory for partial results and for the plan, and the staging memory of the latter."""
         for name, buffer in (("float", float_workspace_buffer), ("int", int_workspace_buffer)):
             require(buffer.data_ptr() % 16 == 0, f"the {name} workspace must be aligned to 16 bytes")
         same_device(float_workspace=float_workspace_buffer, int_workspace=int_workspace_buffer)

@@ -20,12 +20,12 @@ _library = KernelLibrary("minisgl_fakes")
 
 
 def _draw(probs: torch.Tensor, seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    # As the real kernel: whatever the other rows' seeds and offsets are, the first one's serve all.
+    # As in the real kernel, the seed and offset of the first row are used for all rows.
     random = torch.Generator().manual_seed((int(seed[0]) * 1_000_003 + int(offset[0])) % (1 << 63))
     at = torch.rand(probs.shape[0], 1, generator=random, dtype=torch.float64)
     sums = probs.double().cumsum(-1)
     reached = (sums > at) & (probs > 0)
-    last = probs.shape[1] - 1 - (probs > 0).flip(-1).to(torch.int8).argmax(-1)  # rounding may leave the sum below 1
+    last = probs.shape[1] - 1 - (probs > 0).flip(-1).to(torch.int8).argmax(-1)  # the sum may be below 1 due to rounding
     return torch.where(reached.any(-1), reached.to(torch.int8).argmax(-1), last).to(torch.int32)
 
 

@@ -1,4 +1,4 @@
-"""Putting a fake where a plugin will look for its vendor's library, and making its specs speak of this machine."""
+"""Injects fakes of vendors' libraries, and adapts specs to this machine."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class _MonkeyPatch(Protocol):
 
 
 def inject(monkeypatch: _MonkeyPatch, *names: str) -> None:
-    """Let ``import_module(name)`` find the fake of each vendor module, all of them if none is named.
+    """Make ``import_module(name)`` find the fake of each vendor module, or of all if none is named.
 
-    ``monkeypatch`` is pytest's fixture (or anything with its ``setitem``), which takes the fakes away again. A plugin
-    that imports its library when a backend is constructed then runs on the fake as it is. Raises :class:`KeyError` for
-    a module that has no fake.
+    ``monkeypatch`` is pytest's fixture (or anything with its ``setitem``), which removes the fakes again. A plugin that
+    imports its library when a backend is constructed then runs unchanged on the fake. Raises :class:`KeyError` for a
+    module without a fake.
     """
     for name in names or FAKES:
         monkeypatch.setitem(sys.modules, name, import_module(f"{__package__}.{FAKES[name]}"))
@@ -50,9 +50,10 @@ def _cpu_caps(caps: tuple[Caps, ...]) -> Iterator[Caps]:
 def with_attention(
     plan: Mapping[str, Any], backends: Mapping[Phase, BackendSpec], distribution: str = "fakes"
 ) -> dict[str, Any]:
-    """A resolved CPU plan as JSON, with these attention backends in place of its own.
+    """A resolved CPU plan as JSON, with these attention backends instead of its own.
 
-    Resolving would refuse them: their specs speak of CUDA devices. ``EngineConfig(plan=...)`` takes the result.
+    Resolving would refuse them, because their specs require CUDA devices. ``EngineConfig(plan=...)`` accepts the
+    result.
     """
     buckets = [dict(bucket) for bucket in plan["buckets"]]
     for bucket in buckets:

@@ -1,4 +1,4 @@
-"""CUDA-graph semantics on a CPU, and the checks that say what a captured step does wrong.
+"""CUDA-graph semantics on a CPU, and strict checks of captured steps.
 
 For plugin authors: ``EmulatedGraph.capture(step)``, its ``replay()`` and ``ops``, and :func:`strict_check`.
 """

@@ -49,7 +49,7 @@ class _StorageMatch:
         self._pairs: dict[int, int] = {}
 
     def match(self, old: TensorRef, new: TensorRef, was: OpRecord, now: OpRecord) -> None:
-        """Check one operand, and remember the pair."""
+        """Check one operand, and record the pair."""
         known = self._pairs.get(new.storage)
         if known == old.storage or 0 in (*old.shape, *new.shape):
             return
@@ -127,6 +127,6 @@ def equal_values(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def row_list(mask: torch.Tensor) -> list[int]:
-    """The indices along the first dimension at which anything is true."""
+    """The indices along the first dimension at which any value is true."""
     rows = mask.reshape(mask.shape[0], -1).any(1) if mask.dim() else mask.reshape(1)
     return [int(i) for i in rows.nonzero().flatten()]

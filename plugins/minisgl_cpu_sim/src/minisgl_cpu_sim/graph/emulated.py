@@ -50,7 +50,7 @@ class EmulatedGraph(Generic[T]):
         for _ in range(warmup):
             step()
         trace, result = record(step, strict=strict)
-        gc.collect(1)  # memory that only a young cycle holds can be given away
+        gc.collect(1)  # collect cycles first, so that their memory can be reused
         return cls(trace, result, torch.is_inference_mode_enabled(), pool or MemoryPool())
 
     @property
@@ -59,7 +59,7 @@ class EmulatedGraph(Generic[T]):
         return tuple(self.trace.ops)
 
     def replay(self) -> T:
-        """Run the recorded operations on what their inputs hold now; returns ``result``."""
+        """Run the recorded operations on the current contents of their inputs; returns ``result``."""
         with self.mode():
             for function, args, kwargs, finish in self._program:
                 result = function(*args, **kwargs)
@@ -68,7 +68,7 @@ class EmulatedGraph(Generic[T]):
         return self.result
 
     def run_each(self) -> Iterator[OpRecord]:
-        """As :meth:`replay`, pausing after every operation. The caller keeps :meth:`mode` active."""
+        """Like :meth:`replay`, yielding after every operation. The caller keeps :meth:`mode` active."""
         for operation, call in zip(self.trace.ops, self._calls, strict=True):
             if call is not None:
                 result = call.function(*call.args, **call.kwargs)

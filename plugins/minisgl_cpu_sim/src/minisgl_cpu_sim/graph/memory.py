@@ -1,7 +1,7 @@
 """Memory of captured steps.
 
-As on a device, a tensor that the step has dropped gives its place to later ones, and all graphs of a runner share one
-pool, because only one of them runs at a time.
+As on a device, the memory of a tensor that the step has dropped is reused for later ones, and all graphs of a runner
+share one pool, because only one of them runs at a time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .trace import OpRecord, StorageUse, TensorRef, Trace
 __all__ = ["MemoryPool"]
 
 ALIGNMENT = 64
-"""Bytes; what torch's own CPU allocator gives."""
+"""Alignment in bytes, as in torch's CPU allocator."""
 
 
 class MemoryPool:
-    """One block of bytes that graphs lay their short-lived tensors into. Capture the largest graph first."""
+    """One block of memory for the short-lived tensors of all graphs. Capture the largest graph first."""
 
     def __init__(self) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)
@@ -32,7 +32,7 @@ class MemoryPool:
         return self._block.numel()
 
     def absorb(self, trace: Trace) -> None:
-        """Move into the block all storages of ``trace`` that nothing but the trace still refers to."""
+        """Move all storages of ``trace`` that only the trace still references into the block."""
         aliases = Counter(ref.storage for record in trace.ops for ref in (*record.inputs, *record.output_refs))
         dropped = [use for use in trace.storages if not use.external and _is_dropped(use, aliases[use.index])]
         offsets, total = _lay_out(dropped)
@@ -60,7 +60,7 @@ class MemoryPool:
 
 
 def _is_dropped(use: StorageUse, aliases: int) -> bool:
-    """Do only the trace's aliases, its holder and the storage object made here refer to the memory?"""
+    """True if only the trace's aliases, its holder and the storage object made here reference the memory."""
     storage = use.holder.untyped_storage()
     movable = use.holder.device.type == "cpu" and not use.holder.is_complex() and storage.nbytes() > 0
     return movable and torch._C._storage_Use_Count(storage._cdata) == aliases + 2

@@ -1,4 +1,4 @@
-"""A replay with NaN in everything that must not matter: padding rows, the dummy page, free pages."""
+"""Replays with NaN in everything that must have no effect: padding rows, the dummy page, free pages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .violation import GraphViolation
 __all__ = ["Places", "Rows", "run_poisoned"]
 
 Places = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-"""By name: (a float tensor, the indices along its first dimension that must not matter)."""
+"""By name: (a float tensor, the indices along its first dimension that must have no effect)."""
 
 SHOWN = 8
 """Rows shown per message."""
 
 
 class Rows:
-    """How many rows of a batch are live, and how many it has with padding."""
+    """Number of live rows of a batch, and of rows with padding."""
 
     __slots__ = ("live", "padded")
 
@@ -81,7 +81,7 @@ def _spoilt(got: torch.Tensor, was: torch.Tensor) -> torch.Tensor:
 
 
 def _trace_spoilt(operation: OpRecord, shadow: OpRecord, rows: Rows, origins: dict[int, str]) -> None:
-    """Note per storage whether its live rows hold NaN now, and which operation let it in."""
+    """Record for each storage whether its live rows contain NaN now, and which operation introduced it."""
     if operation.action != "run":
         return
     given = next((origins[ref.storage] for ref in operation.inputs if ref.storage in origins), str(operation))

@@ -1,4 +1,4 @@
-"""From records to the calls of a replay: each operation writes straight into its recorded outputs where it can."""
+"""Compiles records to the calls of a replay: each operation writes directly to its recorded outputs where possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
 
 def compile_record(record: OpRecord) -> Call | None:
-    """The cheapest call with the effect of ``record``; None if a replay has nothing to do."""
+    """The cheapest call with the effect of ``record``; None if there is nothing to replay."""
     if record.action != "run":
         return None
     sinks = tuple(out for out, fresh in zip(record.outputs, record.fresh, strict=True) if fresh)
@@ -69,7 +69,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _wait(result: Any) -> None:
-    """A collective is done when its handle says so."""
+    """Wait for the handle of a collective."""
     result[-1].wait()
 
 
@@ -81,7 +81,7 @@ _FACTORY = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 def _same_function(record: OpRecord) -> Callable[..., Any]:
-    """A torch function that does just this operation, or the operation itself."""
+    """A torch function equivalent to this operation, or the operation itself."""
     wanted = _bind(record.op, record.args, record.kwargs)
     for function in _candidates(record):
         seen = _first_dispatch(function, record.args, record.kwargs)
@@ -115,14 +115,14 @@ def _candidates(record: OpRecord) -> Iterator[Callable[..., Any]]:
 
 
 class _Dispatch(NamedTuple):
-    """An operation on its way to be run, and every argument by name."""
+    """An operation that is about to run, and all arguments by name."""
 
     op: Any
     given: dict[str, Any]
 
 
 class _Stopped(Exception):
-    """Ends a probe before the operation runs."""
+    """Raised to end a probe before the operation runs."""
 
 
 class _Probe(TorchDispatchMode):
@@ -134,7 +134,7 @@ class _Probe(TorchDispatchMode):
 
 
 def _first_dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Dispatch | None:
-    """What a call would run first; nothing is run. None if the arguments do not suit the function."""
+    """The operation that a call would run first; nothing is run. None if the arguments do not fit the function."""
     probe = _Probe()  # type: ignore[no-untyped-call]
     try:
         with probe:
@@ -147,7 +147,7 @@ def _first_dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 def _bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Every argument by name, defaults filled in."""
+    """All arguments by name, with defaults."""
     given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))
     for argument in op._schema.arguments[len(args) :]:
         given[argument.name] = kwargs.get(argument.name, argument.default_value)

@@ -1,4 +1,4 @@
-"""The mode under which a step runs to be recorded. It sees every call that goes through torch's dispatcher."""
+"""The dispatch mode that records a step. It sees every call that goes through torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 WHOLE = frozenset(
     {"linear", "matmul", "rms_norm", "layer_norm", "scaled_dot_product_attention", "softmax", "log_softmax"}
 )
-"""Composite operations that are recorded as one; all others are taken apart, which shows the host reads inside."""
+"""Composite operations that are recorded as one; all others are decomposed, which exposes host reads inside."""
 
 EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 RESIZING = frozenset({"resize_", "resize_as_", "set_", "resize"})
@@ -33,7 +33,7 @@ BODIES = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeImplicitAutograd,
 )
-"""Where a library's operation may have its body for host tensors, in the dispatcher's order."""
+"""Dispatch keys at which a library's operation may have its body for host tensors, in the dispatcher's order."""
 HOST_COPIES = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer"})
 
 
@@ -155,7 +155,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def _is_external(self, tensor: torch.Tensor) -> bool:
-        """Memory from outside, as far as the run has come: what it has not met yet was not made by it."""
+        """True for memory from outside: memory that the run has not met before was not made by it."""
         index = self._index_of.get(_address(tensor))
         return index is None or self.trace.storages[index].external
 
@@ -173,7 +173,7 @@ class Recorder(TorchDispatchMode):
 
 
 class _Watch(TorchDispatchMode):
-    """Remembers, weakly, what the body of a library operation makes."""
+    """Weak references to what the body of a library operation creates."""
 
     def __init__(self, made: list[weakref.ref[torch.Tensor]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -186,7 +186,7 @@ class _Watch(TorchDispatchMode):
 
 
 class HostAccess(TorchFunctionMode):
-    """Refuses the host's ways into a tensor that never reach the dispatcher on a CPU, but would wait on a device."""
+    """Refuses host accesses to a tensor that bypass the dispatcher on a CPU, but would wait on a device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -206,7 +206,7 @@ class HostAccess(TorchFunctionMode):
 
 
 def fill_garbage(result: Any) -> None:
-    """Make uninitialised memory show when it is used: NaN, or the least integer."""
+    """Fill uninitialised memory so that its use is visible: NaN, or the least integer."""
     for tensor in tensors_of(result):
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))

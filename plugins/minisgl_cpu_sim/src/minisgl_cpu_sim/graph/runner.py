@@ -1,4 +1,4 @@
-"""Graph backend ``emulated``: decode steps recorded once per (padded size, sampling mode) and replayed."""
+"""Graph backend ``emulated``: captures decode steps once per (padded size, sampling mode) and replays them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ Key = tuple[int, "SamplingMode"]
 
 
 class EmulatedGraphRunner:
-    """Runs decode steps as a CUDA graph runner would. Inputs are the core's fixed buffers, so a replay copies nothing.
+    """Runs decode steps like a CUDA graph runner.
 
-    What :meth:`replay` returns is valid until the next replay, of whichever size.
+    Inputs are the core's fixed buffers, so a replay copies nothing. The result of :meth:`replay` is valid until the
+    next replay of any size.
     """
 
     def __init__(self, setup: GraphSetup, options: EmulatedGraphOptions | None = None) -> None:
@@ -39,7 +40,7 @@ class EmulatedGraphRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every size and mode, largest first: smaller graphs then fit into the memory of larger ones."""
+        """Capture every size and mode, the largest first, so that smaller graphs fit into the memory of larger ones."""
         pool = MemoryPool()
         keys = [(size, mode) for size in reversed(self._sizes) for mode in self._setup.modes]
         report = self._setup.progress
@@ -61,13 +62,13 @@ class EmulatedGraphRunner:
         batch.padded_size = padded_size(batch, self._sizes)
 
     def can_replay(self, batch: BatchLike) -> bool:
-        """Is there a graph of this batch's padded size and sampling mode?"""
+        """True if there is a graph of this batch's padded size and sampling mode."""
         return batch.phase == "decode" and (batch.padded_size, batch.mode) in self._graphs
 
     def replay(self, batch: BatchLike) -> StepOutput:
         """Run the recorded step of ``batch.padded_size`` rows; valid until the next replay.
 
-        Strict: raises :class:`~minisgl_cpu_sim.graph.GraphViolation` at the first finding.
+        Strict: raises :class:`~minisgl_cpu_sim.graph.GraphViolation` at the first violation.
         """
         self._host.prepare_replay(batch)
         key = (batch.padded_size, batch.mode)
@@ -78,7 +79,7 @@ class EmulatedGraphRunner:
         return self._checks[key](self._host.input_buffers(), expected, Rows(batch.size, batch.padded_size), places)
 
     def close(self) -> None:
-        """Drop all graphs and their memory."""
+        """Free all graphs and their memory."""
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()

@@ -17,7 +17,7 @@ class Snapshot:
         self._saved: dict[int, torch.Tensor] = {}
 
     def save(self, tensor: torch.Tensor) -> None:
-        """Remember the whole storage under ``tensor``, unless that is done already."""
+        """Save the whole storage of ``tensor``, once."""
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address in self._live or storage.nbytes() == 0:
@@ -30,12 +30,12 @@ class Snapshot:
         self._live[address] = live
 
     def restore(self) -> None:
-        """Put every storage back to what it held when it was saved."""
+        """Restore every saved storage."""
         for address, live in self._live.items():
             live.copy_(self._saved[address])
 
     def clear(self) -> None:
-        """Forget what is saved; the memory stays for the next use."""
+        """Discard the saved contents; the memory is kept for the next use."""
         self._live.clear()
 
     def live(self) -> list[torch.Tensor]:

@@ -27,14 +27,15 @@ __all__ = ["StrictReplay", "check_inputs", "strict_check"]
 T = TypeVar("T")
 Buffers = Mapping[str, torch.Tensor]
 Expected = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-"""By buffer name: (the part that this replay reads, what it must hold)."""
+"""By buffer name: (the part that this replay reads, its expected contents)."""
 
 Generation = dict[int, list["weakref.ref[torch.Tensor]"]]
-"""By operation: what one step made there and left alive."""
+"""By operation: the tensors that one step created and left alive."""
 
 GENERATIONS = 3
-"""Steps in a row that must leave a tensor of the same operation behind before it counts as growth: a step may well
-replace what the step before left."""
+"""Successive steps that must each leave a tensor of the same operation before it counts as growth, because a step may
+replace what the previous one left.
+"""
 
 
 def strict_check(
@@ -88,7 +89,7 @@ class StrictReplay(Generic[T]):
                 )
 
     def _run_before_replay(self, rows: Rows, poison: Places) -> Trace:
-        """The shadow run and the poisoned replay; outside memory is as before when it returns or raises."""
+        """Run the comparison and the poisoned replay; memory outside is unchanged afterwards, also after an error."""
         try:
             for tensor, _ in poison.values():
                 self._before.save(tensor)
@@ -129,7 +130,7 @@ class StrictReplay(Generic[T]):
                 )
 
     def _grows(self, index: int) -> bool:
-        """Does each of the last generations still hold memory of this operation that no other one holds?"""
+        """True if each of the last generations still holds separate memory of this operation."""
         held = [
             {_address(tensor) for ref in past.get(index, ()) if (tensor := ref()) is not None}
             for past in self._left_behind
@@ -159,7 +160,7 @@ class StrictReplay(Generic[T]):
 
 
 def check_inputs(expected: Expected) -> None:
-    """Raise for the first buffer that does not hold what the host's records say."""
+    """Raise for the first buffer that differs from the host's records."""
     for name, (got, want) in expected.items():
         if got.shape != want.shape:
             raise GraphViolation("changed_shape", name, f"is {describe(got)}, the host's records say {describe(want)}")

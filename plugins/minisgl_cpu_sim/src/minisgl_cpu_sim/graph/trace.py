@@ -50,10 +50,10 @@ class StorageUse:
 
     index: int
     external: bool
-    """It existed before the run: an input, a weight, a buffer."""
+    """Existed before the run: an input, a weight, a buffer."""
     holder: torch.Tensor
     first: int
-    """The operation that met it first."""
+    """The first operation that used it."""
     last: int
     written_by: list[int] = field(default_factory=list)
     """The operations that write it in place."""
@@ -71,12 +71,12 @@ class OpRecord:
     outputs: tuple[torch.Tensor, ...]
     output_refs: tuple[TensorRef, ...]
     fresh: tuple[bool, ...]
-    """Per output: does it own new storage (a replay must put its result there)?"""
+    """For each output: True if it owns new storage (a replay must put its result there)."""
     action: Action
     where: str
     """The line of the step that called it."""
     result: object = None
-    """What a host read returned."""
+    """The value of a host read."""
     values: tuple[torch.Tensor | None, ...] = ()
     """Copies of the fresh outputs, taken right after the operation; only in checked runs."""
 

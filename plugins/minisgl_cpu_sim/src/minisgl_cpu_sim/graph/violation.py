@@ -1,4 +1,4 @@
-"""What the strict checks report."""
+"""Violations that the strict checks report."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class NativeAttention:
         """Nothing to plan."""
 
     def update_metadata(self, batch: BatchLike) -> None:
-        """Nothing to derive: the view is enough."""
+        """Nothing: the view has everything."""
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_id: int, batch: BatchLike
@@ -113,5 +113,5 @@ class NativeAttention:
         """Nothing to plan."""
 
     def close(self) -> None:
-        """Let go of the pool."""
+        """Release the pool."""
         self._caches = []

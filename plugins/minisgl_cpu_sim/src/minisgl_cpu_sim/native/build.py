@@ -23,7 +23,7 @@ __all__ = ["build", "check", "compiler_command", "kernels_dir", "library"]
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread")
 _PROBE_SOURCE = f'#include "{_SOURCES / "vec.h"}"\n#include <thread>\n'
-"""The most demanding of the kernels' headers, in place of all kernels."""
+"""A source with the most demanding header of the kernels, compiled in place of all kernels."""
 
 
 @functools.cache
@@ -44,9 +44,9 @@ def kernels_dir() -> Path:
 
 
 def check() -> None:
-    """Refuse with :class:`CannotRun` if the kernels can be neither found nor compiled here.
+    """Raise :class:`CannotRun` if the kernels can be neither found nor compiled here.
 
-    As long as they are not compiled, a small program is: they themselves take half a minute.
+    If they are not compiled yet, only a small program is compiled: the kernels themselves take half a minute.
     """
     if library.cache_info().currsize or _made_by_any(kernels_dir()) is not None:
         return
@@ -76,7 +76,7 @@ def compiler_command() -> tuple[str, ...]:
 
 
 def _made_by_any(folder: Path) -> Path | None:
-    """The library, whatever compiler made it; None if CXX says which one should."""
+    """The library built by any compiler; None if CXX names one."""
     return None if _is_named() else find_compiled(folder, f"kernels-{_source_key()}-*.so")
 
 
@@ -102,7 +102,7 @@ def _source_key() -> str:
 
 
 def _cpu_features() -> str:
-    """What ``-march=native`` depends on: a cache folder may be shared by unlike machines."""
+    """The CPU features that ``-march=native`` depends on: machines with different CPUs may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -112,7 +112,7 @@ def _cpu_features() -> str:
 
 
 def _try(command: tuple[str, ...]) -> None:
-    """Compile and link very little."""
+    """Compile and link a small program."""
     try:
         with tempfile.TemporaryDirectory() as scratch:
             probe = [*command, "-shared", "-x", "c++", "-", "-o", f"{scratch}/probe.so"]
@@ -123,7 +123,7 @@ def _try(command: tuple[str, ...]) -> None:
 
 
 def _compile(command: tuple[str, ...], target: Path) -> None:
-    """Compile every source at the same time, then link. The folder of ``target`` is for us alone."""
+    """Compile all sources in parallel, then link. No other process uses the folder of ``target``."""
     sources = sorted(_SOURCES.glob("*.cpp"))
     objects = [str(target.with_name(f"{source.stem}.o")) for source in sources]
     running = [

@@ -16,16 +16,16 @@ from .build import library
 __all__ = ["DTYPE_CODES", "Entry", "kernel", "threads"]
 
 DTYPE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As ``call.h`` numbers them."""
+"""Dtype codes, as in ``call.h``."""
 
 threads = torch.get_num_threads
 """Passes the number of threads to every kernel, so that ``torch.set_num_threads`` applies to it."""
 
 
 class Entry:
-    """A function of the library, bound at its first call. ``layout``: its struct, as :mod:`struct` spells it.
+    """A function of the library, bound at its first call. ``layout``: its struct in the notation of :mod:`struct`.
 
-    A packed struct and one pointer cost a third of what a dozen ctypes arguments do.
+    A packed struct and one pointer take a third of the time of a dozen ctypes arguments.
     """
 
     __slots__ = ("_name", "call", "pack")
@@ -39,7 +39,7 @@ class Entry:
         self.function()(packed)
 
     def function(self) -> Callable[[bytes], Any]:
-        """The function itself; the library is loaded now at the latest."""
+        """The function; loads the library if necessary."""
         function = getattr(library(), self._name)
         function.argtypes, function.restype = [ctypes.c_char_p], None
         self.call = function

@@ -63,7 +63,7 @@ _INDEX_OP = kernel(
 
 
 class NativeKV:
-    """Any dtype; new rows are converted to the pool's first where they differ."""
+    """KV kernels for any dtype; new rows are converted to the dtype of the pool first."""
 
     def __init__(self, setup: KVSetup, options: object = None) -> None:
         library()
@@ -89,4 +89,4 @@ class NativeKV:
         return out.value
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

@@ -48,7 +48,7 @@ _OP = kernel(
 
 
 class NativeMoE:
-    """float32, bfloat16 and float16 weights as they come, float32 accumulation."""
+    """float32, bfloat16 and float16 weights, used unchanged, with float32 accumulation."""
 
     def __init__(self, setup: MoESetup, options: object = None) -> None:
         library()
@@ -77,4 +77,4 @@ class NativeMoE:
         return out
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

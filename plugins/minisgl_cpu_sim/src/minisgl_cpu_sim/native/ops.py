@@ -181,9 +181,8 @@ _SAMPLE_OP = kernel(
 
 
 class NativeOps:
-    """Every operation, float32 inside.
-
-    x, residual and qkv are overwritten where the protocol allows it.
+    """Every operation, computed in float32. ``x``, ``residual`` and ``qkv`` are overwritten where the protocol allows
+    it.
     """
 
     def __init__(self, setup: OpsSetup, options: object = None) -> None:
@@ -240,4 +239,4 @@ class NativeOps:
         return out
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

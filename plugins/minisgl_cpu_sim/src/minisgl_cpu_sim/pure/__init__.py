@@ -1,1 +1,1 @@
-"""Backends in plain torch operations, for any device: slow, short, and right."""
+"""Backends in plain torch operations, for any device: slow, short, and correct."""

@@ -83,7 +83,7 @@ class TorchAttention:
             block = slots[:, begin : begin + KEY_BLOCK]
             position = torch.arange(begin, begin + block.shape[1], device=q.device)
             visible = _visible(kv_lens[:, None] - 1, position, facts.window)
-            # Slots beyond the end may hold anything, NaN included, and 0 * NaN is NaN: clear them.
+            # Slots past the end may contain anything, including NaN, and 0 * NaN is NaN: clear them.
             keys = k_cache[block].float().masked_fill_(~visible[:, :, None, None], 0)
             values = v_cache[block].float().masked_fill_(~visible[:, :, None, None], 0)
             scores = _capped(grouped @ keys.permute(0, 2, 3, 1), facts.softcap)
@@ -124,7 +124,7 @@ class TorchAttention:
         """Nothing to plan."""
 
     def close(self) -> None:
-        """Let go of the pool."""
+        """Release the pool."""
         self._caches = []
 
 

@@ -29,7 +29,7 @@ class TorchKV:
         local = ids.long() - start
         foreign = (local < 0) | (local >= rows)
         found = table[local.masked_fill(foreign, 0)]
-        # A product with 0 would keep the NaN or inf of the row that was read in a foreign id's place.
+        # Multiplying by 0 would keep NaN or inf of the row that was read for a foreign id.
         return found.masked_fill_(foreign[:, None], 0)
 
     def match_len(self, a: np.ndarray, b: np.ndarray) -> int:
@@ -39,4 +39,4 @@ class TorchKV:
         return int(different[0]) if len(different) else shared
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

@@ -1,6 +1,6 @@
 """``linear:fused``: torch's products fused with a norm before and an activation behind, step by step.
 
-It saves nothing. It lets the core's way through such products run on a CPU, and shows what they have to return.
+It is not faster. It exercises the core's code path for such products on a CPU, and shows what they must return.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FusedTorchLinear:
         pass
 
     def prepare_weights(self, weight: torch.Tensor) -> torch.Tensor:
-        """(N, K), as it is."""
+        """The weight (N, K), unchanged."""
         return weight
 
     def weight_of(self, weights: torch.Tensor) -> torch.Tensor:
@@ -54,4 +54,4 @@ class FusedTorchLinear:
         return out, total
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""

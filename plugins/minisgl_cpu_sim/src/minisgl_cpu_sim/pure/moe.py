@@ -1,8 +1,8 @@
 """``moe:torch``: routed experts in plain torch, on any device: tokens sorted by expert, one pair of products each.
 
-How many tokens an expert has is read on the host, so on a GPU it cannot be captured. On a CPU it is one registered
-operation, whose body runs again in every replay. Shapes: T tokens, k experts per token, E experts, I expert width, N
-hidden width.
+The number of tokens of each expert is read on the host, so on a GPU it cannot be captured. On a CPU it is one
+registered operation, whose body runs again in every replay. Shapes: T tokens, k experts per token, E experts, I expert
+width, N hidden width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["TorchMoE", "run_experts"]
 
 
 class TorchMoE:
-    """Keeps the weights as they come."""
+    """Experts in plain torch, on unchanged weights."""
 
     def __init__(self, setup: MoESetup, options: object = None) -> None:
         del setup, options
@@ -40,7 +40,7 @@ class TorchMoE:
         return out
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to free."""
 
 
 def run_experts(
