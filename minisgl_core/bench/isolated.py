@@ -74,9 +74,9 @@ def _process(target: Target, job: object, items: tuple[Any, ...]) -> Iterator[tu
     ours, theirs = context.Pipe()
     switches = {switch.name: switch.value for switch in ENV.all()}
     process = context.Process(target=_work, args=(target, theirs, job, items, switches), daemon=True)
-    with _deaf_to_interrupts():
+    with _interrupts_blocked():
         process.start()
-    theirs.close()
+    theirs.close()  # only then does reading fail when the child dies
     try:
         yield process, ours
         process.join(LAST_STEPS_S)  # it has sent everything, or was killed
@@ -94,7 +94,7 @@ def _work(
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
+def _interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C for child processes that start meanwhile: only this process handles it.
 
     Children inherit the signal mask, so it holds while they import, too. A Ctrl-C in between is delivered afterwards.
@@ -109,7 +109,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 def _receive(process: Any, connection: Connection, limit_s: float) -> Any:
     if not connection.poll(None if math.isinf(limit_s) else limit_s):
-        return Lost(f"nothing was heard of it for {limit_s:.0f} s", silent=True)
+        return Lost(f"it sent nothing for {limit_s:.0f} s", silent=True)
     try:
         return connection.recv()
     except EOFError:

@@ -117,7 +117,9 @@ def measure(
     with progress_bar(f"{workload.mode}, runs", repeat + 1, shown=progress) as bar:
         _run(llm, (warm_up or workload).within(ids), ceilings, clock)
         bar.update()
+        # The first run always takes place, so that there is a result.
         while len(runs) < repeat and (not runs or time.monotonic() + runs[-1].seconds <= until):
+            # New tokens in each run: the prefix cache must contain nothing but the shared prefix.
             runs.append(_run(llm, workload.redrawn(len(runs) + 1).within(ids), ceilings, clock))
             bar.update()
     return Result(tuple(runs))

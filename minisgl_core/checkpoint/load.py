@@ -54,6 +54,7 @@ def load_weights(
     wanted: dict[str, list[WeightTarget]] = defaultdict(list)
     for target in targets:
         wanted[target.name].append(target)
+    # Reading takes minutes, so everything that a header can reveal is checked before it.
     names = source.names()
     _check_missing(wanted, names)
     order = source.order(wanted)

@@ -169,7 +169,7 @@ class Answers:
             self._file.write(json.dumps({"id": key, **answer}).encode() + b"\n")
             self._file.flush()
         except BrokenPipeError:
-            raise
+            raise  # the reader has exited: the command line ends without an error message
         except OSError as error:
             raise EngineError(
                 f"{self._name} cannot be written: {error.strerror}",
@@ -189,10 +189,12 @@ def _ids_of(file: IO[bytes], name: str) -> set[Id]:
                 done.add(_id(json.loads(text)["id"]))
             except (ValueError, KeyError, TypeError, UsageError):
                 if not whole:
+                    # An interrupted write: cut the line, its request is answered again.
                     break
                 raise _no_answers(name, number) from None
         end += len(text)
         if not whole:
+            # The answer is complete and only its line end is missing.
             file.write(b"\n")
             end += 1
     file.seek(end)

@@ -67,6 +67,7 @@ class CacheManager:
         """
         longer = self.prefix_cache.extend(handle, tokens, pages)
         if longer is not handle:
+            # Lock first: between the two calls no page may become evictable.
             self.prefix_cache.lock(longer)
             self.prefix_cache.unlock(handle)
         return longer
@@ -79,6 +80,7 @@ class CacheManager:
         """
         inserted = self.prefix_cache.insert(handle, tokens, pages)
         size = self.page_size
+        # Another Req cached the tokens up to known_len first: its pages are kept, these duplicates are freed.
         self.allocator.free(pages[handle.cached_len // size : inserted.known_len // size])
         self.allocator.free(pages[inserted.handle.cached_len // size :])
         self.prefix_cache.unlock(handle)
@@ -89,6 +91,7 @@ class CacheManager:
         Pages that it had published are freed as well, unless another Req uses them. Returns the freed pages, (N,)
         int32.
         """
+        # Unlock before forgetting: a locked node cannot be removed.
         self.prefix_cache.unlock(handle)
         freed = np.concatenate([pages[handle.cached_len // self.page_size :], self.prefix_cache.forget(handle)])
         self.allocator.free(freed)

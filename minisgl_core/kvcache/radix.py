@@ -66,6 +66,7 @@ class RadixCache:
 
     def extend(self, handle: CacheHandle, tokens: np.ndarray, pages: np.ndarray) -> CacheHandle:
         start, end = handle.cached_len, len(tokens) // self.page_size * self.page_size
+        # A child that begins with the same page means that another Req has published these tokens.
         if start >= end or tokens[start : start + self.page_size].tobytes() in handle.node.children:
             return handle
         self._clock += 1
@@ -89,6 +90,7 @@ class RadixCache:
         return node, start
 
     def _touch_path(self, node: _Node | None) -> None:
+        # The ancestors of a node touched in this call have been touched as well.
         while node is not None and node.used != self._clock:
             node.used = self._clock
             node = node.parent
@@ -168,11 +170,13 @@ class RadixCache:
 
     def forget(self, handle: CacheHandle) -> np.ndarray:
         taken: list[np.ndarray] = []
+        # A list, because cutting a node detaches it from the path.
         for node in list(self._path(handle.node)):
             if node.children or node.refs:
                 break
             taken.append(self._cut_tail(node, len(node.pages)))
-        if taken:  # eviction, which takes nodes off its queue, may never come
+        if taken:
+            # Removed nodes would stay in the queue until the next eviction, which may never happen.
             self._queue = [entry for entry in self._queue if entry[2].parent is not None]
             heapq.heapify(self._queue)
         return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
@@ -188,6 +192,7 @@ class RadixCache:
         else:
             assert leaf.parent is not None
             del leaf.parent.children[self._first_page(leaf)]
+            # The parent may have become an unlocked leaf. Handles to the removed node see that it has no tokens left.
             self._enqueue(leaf.parent)
             leaf.parent, leaf.key, leaf.pages = None, leaf.key[:0], leaf.pages[:0]
         return cut
@@ -195,6 +200,7 @@ class RadixCache:
     def _enqueue(self, node: _Node) -> None:
         if not (node.queued or node.children or node.refs) and node.parent is not None:
             node.queued = True
+            # The serial number breaks ties, so that nodes are never compared and all ranks evict in the same order.
             heapq.heappush(self._queue, (node.used, node.serial, node))
 
     def _pop_oldest_leaf(self) -> _Node | None:
@@ -203,7 +209,7 @@ class RadixCache:
             node.queued = False
             if used == node.used and not node.children and not node.refs and node.parent is not None:
                 return node
-            self._enqueue(node)  # used since: to its new place, if it is still an unlocked leaf
+            self._enqueue(node)  # used since it was queued: move it to its new place if it is still an unlocked leaf
         return None
 
     # ---- integrity -----------------------------------------------------------------------------------------------

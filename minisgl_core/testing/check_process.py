@@ -124,7 +124,7 @@ class _Child:
             stdout=self._files[0],
             stderr=self._files[1],
             pass_fds=(theirs_in, theirs_out),
-            start_new_session=True,
+            start_new_session=True,  # so that close() can kill the child together with its own children
             env=_environment(),
         )
         os.close(theirs_in)
@@ -144,6 +144,7 @@ class _Child:
             if time.monotonic() > end:
                 raise self._hung(limit_s)
         else:
+            # The child may die in the middle of an answer.
             with contextlib.suppress(EOFError, pickle.UnpicklingError):
                 return pickle.load(self._answers)
         raise self._died()
@@ -173,7 +174,7 @@ class _Child:
             file.close()
 
     def _hung(self, limit_s: float) -> _Ended:
-        self._process.send_signal(signal.SIGABRT)
+        self._process.send_signal(signal.SIGABRT)  # faulthandler then prints where it hangs
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2.0)
         return _Ended(f"it did not end within {limit_s:g} s{self._where()}", hung=True)
@@ -193,8 +194,9 @@ class _Child:
 
 
 def _environment() -> dict[str, str]:
-    """Small tensors do not keep threads busy: on a machine with other work, threads that spin would cost most time."""
+    """The environment of a child: waiting OpenMP threads sleep instead of spinning."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
+    # Checks use small tensors, between which spinning threads would take most of the time of a busy machine.
     return {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONPATH": path}
 
 

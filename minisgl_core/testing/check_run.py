@@ -154,6 +154,7 @@ def check_growth(fixture: DeviceFixture, step: Callable[[], object]) -> None:
         for _ in range(count):
             step()
 
+    # The first step allocates workspaces and compiles.
     steps(1)
     with fixture.memory_watch() as in_use:
         steps(2)  # memory that was only replaced is counted from here on
@@ -167,6 +168,7 @@ def check_growth(fixture: DeviceFixture, step: Callable[[], object]) -> None:
 def _eager(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
     draw = Draw(fixture, seed)
     inputs = check_run.draw(draw)
+    # The judge needs the inputs as they were, because a backend may overwrite some of them.
     given = _copies(inputs)
     outputs = check_run.call(inputs)
     worst = check_run.judge(given, outputs)
@@ -179,6 +181,7 @@ def _eager(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
 
 
 def _check_new(check_run: CheckRun, inputs: Tensors, outputs: tuple[torch.Tensor, ...], draw: Draw) -> None:
+    # A second call reveals results that share memory with those of the first.
     kept = [out.clone() for out in outputs]
     later = check_run.call(check_run.draw(draw))
     for number, (out, copy, second) in enumerate(zip(outputs, kept, later, strict=True)):
@@ -216,16 +219,16 @@ def _rewrite(inputs: Tensors, values: Tensors) -> None:
 
 
 def _replay(check_run: CheckRun, fixture: DeviceFixture, seed: int) -> float:
-    """Capture on inputs with fixed addresses. A call with them before the capture must not leave a cache that the
-    capture uses.
-    """
+    """Capture a call on inputs with fixed addresses, and replay it on other values."""
     draw = Draw(fixture, seed)
     inputs = check_run.draw(draw)
 
     def step() -> tuple[torch.Tensor, ...]:
+        # Inputs that may be overwritten are copied inside the step, so that each replay starts from the new values.
         copies = _copies({name: inputs[name] for name in check_run.may_overwrite if name in inputs})
         return check_run.call({**inputs, **copies})
 
+    # An eager call on the same tensors: whatever the backend caches for them must not end up in the graph.
     step()
     captured = fixture.capture(step)
     worst = 0.0

@@ -32,7 +32,7 @@ def main() -> None:
     """Serve until the pipe is closed. ``sys.argv``: the descriptors of the two pipes."""
     incoming, outgoing = (int(word) for word in sys.argv[1:3])
     for descriptor in (incoming, outgoing):
-        os.set_inheritable(descriptor, False)
+        os.set_inheritable(descriptor, False)  # a grandchild that keeps a pipe open would hide our end
     faulthandler.enable()  # a crash, or the parent's SIGABRT after a hang, prints the traceback
     with os.fdopen(incoming, "rb") as requests, os.fdopen(outgoing, "wb") as answers:
         _serve(requests, answers)
@@ -53,6 +53,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             answer = measure(under_test, fixture, request.quick)
         else:
             answer = run_check(under_test, request, fixture, try_outside=True)
+        # Before the answer: the parent reads the output files as soon as it has the answer.
         _flush()
         _send(answers, answer)
 
@@ -66,4 +67,5 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
+    # Compiled code may have written through the C library, which has its own buffers.
     ctypes.CDLL(None).fflush(None)

@@ -92,6 +92,7 @@ class ByteLevelDecoder:
         if isinstance(piece, str):
             if not self._held:
                 return piece
+            # Bytes are held back: whole characters after them decide whether those are invalid.
             piece = piece.encode()
         data = self._held + piece
         text, used = codecs.utf_8_decode(data, "replace", False)
@@ -149,6 +150,7 @@ class WindowDecoder:
         if kind == "silent":
             return ""
         self._held.append(token)
+        # Byte tokens wait for the end of their run; a trailing U+FFFD is a character that may still be completed.
         if kind == "byte" or self._text_after(self._context, self._held).endswith(_REPLACEMENT):
             return self._split() if len(self._held) > _MAX_HELD else ""
         return self._release(len(self._held))
@@ -160,6 +162,7 @@ class WindowDecoder:
         """Emit the first ``count`` held tokens, which become the context."""
         out, self._held = self._held[:count], self._held[count:]
         text = self._text_after(self._context, out)
+        # Tokens without text cannot serve as context alone: keep the ones before them.
         self._context = out if text else self._context + out
         return text
 

@@ -120,7 +120,7 @@ WORK = {"offline": {"requests": 2}}
 def test_a_row_that_is_given_up_says_by_which_option(tmp_path: Path) -> None:
     config = EngineConfig(str(write_geometry(geometry("tiny"), tmp_path)), device="cpu", dummy_weights=True)
     rows = list(ablate(Job(config, "latency", {}), (), limit_s=1.0, target=mute))
-    assert [row["error"] for row in rows] == ["nothing was heard of it for 1 s (--row-limit)"]
+    assert [row["error"] for row in rows] == ["it sent nothing for 1 s (--row-limit)"]
 
 
 @pytest.mark.parametrize(

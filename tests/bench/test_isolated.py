@@ -63,4 +63,4 @@ def test_an_interrupt_is_for_the_parent_alone() -> None:
 def test_what_hangs_is_ended() -> None:
     heard = list(supervised(act, "job", ["hang", "last"], limit_s=30.0))
     assert [item for item, _ in heard] == ["hang", "hang", "last"]
-    assert heard[1][1] == Lost("nothing was heard of it for 30 s", silent=True)
+    assert heard[1][1] == Lost("it sent nothing for 30 s", silent=True)
