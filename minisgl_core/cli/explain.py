@@ -74,7 +74,7 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
 
 
 def _why_left_out(calibrated: bool, elsewhere: bool) -> str | None:
-    """Why the answer goes by no measurement, whatever was measured; None = it does go by them."""
+    """Why the answer ignores all measurements; None = it follows them."""
     if elsewhere:
         return "the device is not here"
     return None if calibrated else "calibrated is off (--no-calibrated, MINISGL_CALIBRATED or the config file)"

@@ -202,7 +202,7 @@ class AttentionDispatcher:
     # Capture.
 
     def init_capture_graph(self, max_seq_len: int, bs_list: tuple[int, ...]) -> None:
-        """Graphs of these batch sizes will be recorded; each backend hears of its own."""
+        """Graphs of these batch sizes will be recorded; each backend receives its own sizes."""
         sizes: dict[int, tuple[AttentionBackend, list[int]]] = {}
         lowest = 1
         for route in self.routes["decode"]:

@@ -77,5 +77,5 @@ def make_plan(config: EngineConfig, model: ModelConfig) -> Plan:
         for line in measured.ignored:
             logger.warning("calibration: %s; `minisgl calibrate` measures again", line)
         if measured.calibration is not None:
-            logger.info("auto goes by %s measurements of `minisgl calibrate`", len(measured.calibration.points))
+            logger.info("auto follows %s measurements of `minisgl calibrate`", len(measured.calibration.points))
     return resolve_plan(query, registry)

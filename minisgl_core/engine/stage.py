@@ -50,6 +50,6 @@ class Stage:
         self.stepper = Stepper(model, attn, self.sampler, self.state, self.pool)
 
     def close(self) -> None:
-        """Drop pool and device state. Model and attention let go of them when they are bound anew, or closed."""
+        """Drop pool and device state. Model and attention release them when they are bound again, or closed."""
         self.pool.close()
         self.state.close()

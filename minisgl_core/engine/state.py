@@ -274,7 +274,7 @@ class DecodeState:
         """The step is done: every row has ``kv_lens`` tokens in the pool, and its next token is known."""
         index = rows.long()
         self.lengths.index_put_((index,), kv_lens)
-        # -1 marks a row whose logits were NaN: the id must stay a valid index until the host has heard of it.
+        # -1 marks a row whose logits were NaN: the id must stay a valid index until the host has processed it.
         self.last_token.index_put_((index,), next_tokens.clamp(min=0))
         self.lengths[self.dummy_row].zero_()
         self.last_token[self.dummy_row].zero_()

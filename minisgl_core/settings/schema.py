@@ -59,7 +59,7 @@ class EngineSettings(_Section):
     cuda_graph_max_bs: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="largest batch to record graphs for; 0 = none; unset = the device's default"
     )
-    calibrated: bool = Field(default=True, description="let auto go by what minisgl calibrate measured here")
+    calibrated: bool = Field(default=True, description="let auto follow the measurements of minisgl calibrate")
     seed: int = Field(default=0, description="seed of requests that have none")
     distributed_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         default=None, description="port at which tensor-parallel ranks meet; unset = a free one"

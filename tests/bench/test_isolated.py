@@ -16,15 +16,15 @@ from support.bench_targets import act
 from support.child_env import child_env
 
 
-def test_each_item_is_heard_of_whatever_the_others_do() -> None:
+def test_each_item_is_received_of_whatever_the_others_do() -> None:
     ENV.DISABLE_OVERLAP_SCHEDULING.value = True
     try:
-        heard = list(supervised(act, "job", ["fine", "spoil", "die", "last"], limit_s=120.0))
+        received = list(supervised(act, "job", ["fine", "spoil", "die", "last"], limit_s=120.0))
     finally:
         ENV.DISABLE_OVERLAP_SCHEDULING.reset()
-    assert [item for item, _ in heard] == ["fine", "spoil", "die", "die", "last"]
-    assert heard[3][1] == Lost("its process ended with exit code 7")
-    said = [message for _, message in heard if not isinstance(message, Lost)]
+    assert [item for item, _ in received] == ["fine", "spoil", "die", "die", "last"]
+    assert received[3][1] == Lost("its process ended with exit code 7")
+    said = [message for _, message in received if not isinstance(message, Lost)]
     assert {message[1:] for message in said} == {("job", True)}
     fine, spoil, die, last = (message[0] for message in said)
     assert fine == spoil  # a process is shared until something happens to it
@@ -49,18 +49,18 @@ def test_a_process_that_dies_leaves_no_semaphore_of_a_progress_bar(tmp_path: Pat
 
 
 def test_nothing_begins_after_the_deadline() -> None:
-    heard = list(supervised(act, "job", ["fine", "fine"], limit_s=60.0, deadline=time.monotonic()))
-    assert heard == [("fine", Lost("no time was left"))] * 2
+    received = list(supervised(act, "job", ["fine", "fine"], limit_s=60.0, deadline=time.monotonic()))
+    assert received == [("fine", Lost("no time was left"))] * 2
 
 
 def test_an_interrupt_is_for_the_parent_alone() -> None:
-    heard = [item for item, message in supervised(act, "job", ["interrupt", "last"], limit_s=120.0)]
-    assert heard == ["interrupt", "last"]  # a process that died of it would add a Lost
+    received = [item for item, message in supervised(act, "job", ["interrupt", "last"], limit_s=120.0)]
+    assert received == ["interrupt", "last"]  # a process that died of it would add a Lost
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.slow
 def test_what_hangs_is_ended() -> None:
-    heard = list(supervised(act, "job", ["hang", "last"], limit_s=30.0))
-    assert [item for item, _ in heard] == ["hang", "hang", "last"]
-    assert heard[1][1] == Lost("it sent nothing for 30 s", silent=True)
+    received = list(supervised(act, "job", ["hang", "last"], limit_s=30.0))
+    assert [item for item, _ in received] == ["hang", "hang", "last"]
+    assert received[1][1] == Lost("it sent nothing for 30 s", silent=True)

@@ -72,7 +72,7 @@ def run(path: Path, **settings: Any) -> tuple[list[list[int]], list[tuple[int | 
     return tokens, chosen
 
 
-def test_an_engine_goes_by_it_where_the_choice_is_open(
+def test_an_engine_follows_it_where_the_choice_is_open(
     measured: Any, tiny: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens, before = run(tiny("q3"))
@@ -80,7 +80,7 @@ def test_an_engine_goes_by_it_where_the_choice_is_open(
     path = measured()
     with caplog.at_level(logging.INFO, "minisgl_core"):
         assert run(path) == (tokens, [(2, TORCH), (None, CPU)])
-    assert "auto goes by 4 measurements of `minisgl calibrate`" in caplog.text
+    assert "auto follows 4 measurements of `minisgl calibrate`" in caplog.text
     assert run(path, backends={"attention": "cpu"}) == (tokens, [(None, CPU)])
     assert run(path, calibrated=False) == (tokens, before)
 

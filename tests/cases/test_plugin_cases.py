@@ -84,7 +84,7 @@ def spec(role: Role, name: str = "mine", tier: int = 0, **caps: Any) -> BackendS
 
 
 def with_stranger(*specs: BackendSpec) -> Registry:
-    """The plugins that are installed here, and a distribution ``stranger`` that the core has never heard of."""
+    """The plugins that are installed here, and a distribution ``stranger`` that the core does not know."""
     installed = discover()
     offered = tuple(Candidate(one, "stranger", "1.0", index) for index, one in enumerate(specs))
     return Registry((*installed.plugins, PluginRecord("stranger", "main = stranger", candidates=offered)))

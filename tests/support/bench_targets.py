@@ -32,5 +32,5 @@ def act(connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapp
 
 
 def mute(connection: Connection, job: Any, items: tuple[Any, ...], switches: Mapping[str, Any]) -> None:
-    """Nothing is ever heard of it."""
+    """A target that never sends anything."""
     time.sleep(600)

@@ -65,7 +65,6 @@ NOT_YET: dict[str, str] = {
     "plugins/minisgl_moe/tests/test_moe_plugin.py": "registry",
     "tests/cases/test_plugin_cases.py": "registry",
     "docs/configuration.md": "registry",
-    "docs/architecture.md": "queue",
     "tests/cases/test_gpu_check_cases.py": "gpu",
     "tests/cases/README.md": "the names of the tests above",
     # Reasons that last.
@@ -98,7 +97,9 @@ RETIRED = (
     Word("(takes?|taken|took|taking) in(?! (order|turns?|changing))", "fuse, absorb"),
     Word("at hand", "available"),
     Word("the like", "similar"),
-    Word("hears? of", "is notified of"),
+    Word("(hears?|heard) of", "is notified of"),
+    Word("(goes|go|went) by", "follows, is ordered by"),
+    Word("lets? go of", "release"),
     Word("(and|but) none else", "and no other"),
     Word("rooms|(?:a|the|every|each|other|lower|higher|shared) room", "package"),
     # Names.
