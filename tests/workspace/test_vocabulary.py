@@ -64,7 +64,6 @@ NOT_YET: dict[str, str] = {
     "plugins/minisgl_flashinfer/tests/test_flashinfer_plugin.py": "registry",
     "plugins/minisgl_moe/tests/test_moe_plugin.py": "registry",
     "tests/cases/test_plugin_cases.py": "registry",
-    "docs/configuration.md": "registry",
     "tests/cases/test_gpu_check_cases.py": "gpu",
     "tests/cases/README.md": "the names of the tests above",
     # Reasons that last.
