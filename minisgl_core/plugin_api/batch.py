@@ -45,10 +45,10 @@ class BatchView:
     row's length means nothing. None in views that were made without an engine: see :meth:`slot_table`.
     """
     table_idx_device: torch.Tensor | None = None
-    """(B,) each row's line of ``page_table_device``"""
+    """(B,) the row of ``page_table_device`` of each row of the batch"""
 
     def slot_table(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(table (R, L), lines (B,))``: row b's token at position i lies in slot ``table[lines[b], i]``.
+        """``(table (R, L), table_idx (B,))``: row b's token at position i is in slot ``table[table_idx[b], i]``.
 
         In the engine these are the page table and the rows as they are, at no cost; elsewhere they are derived from
         the page ids, by device operations.
