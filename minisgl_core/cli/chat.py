@@ -29,9 +29,9 @@ __all__ = ["command"]
 
 _HELP: Final = """\
 /help    print this
-/reset   forget the conversation, but not the system message
-/exit    end it; so do Ctrl-D, and Ctrl-C twice at the prompt
-Ctrl-C ends an answer. A line that ends with \\ goes on in the next one; so does all between two lines of \"\"\"."""
+/reset   discard the conversation, but not the system message
+/exit    end the conversation, as Ctrl-D does, or Ctrl-C twice at the prompt
+Ctrl-C ends an answer. A line that ends with \\ continues in the next one, and so does everything between two lines of \"\"\"."""
 _HINT: Final = "/help lists the commands, Ctrl-D ends the conversation"
 _AGAIN: Final = "Ctrl-C once more, or Ctrl-D, ends the conversation"
 _FENCE: Final = '"""'
@@ -61,7 +61,7 @@ def command(settings: Settings, system: str | None, **sampling: Any) -> int:
         interactive = stdin.isatty() and sys.stdout.isatty()
         if interactive:
             with suppress(ImportError):
-                import readline  # noqa: F401 - from now on input() edits lines and remembers them
+                import readline  # noqa: F401 - from now on input() has line editing and history
             click.echo(_HINT, err=True)
         all_answered = _talk(conversation, _Reader(interactive))
     return 0 if interactive or all_answered else 1
