@@ -31,7 +31,8 @@ _HELP: Final = """\
 /help    print this
 /reset   discard the conversation, but not the system message
 /exit    end the conversation, as Ctrl-D does, or Ctrl-C twice at the prompt
-Ctrl-C ends an answer. A line that ends with \\ continues in the next one, and so does everything between two lines of \"\"\"."""
+Ctrl-C ends an answer. A line that ends with \\ continues in the next one,
+and so does everything between two lines of \"\"\"."""
 _HINT: Final = "/help lists the commands, Ctrl-D ends the conversation"
 _AGAIN: Final = "Ctrl-C once more, or Ctrl-D, ends the conversation"
 _FENCE: Final = '"""'
