@@ -27,12 +27,12 @@ from minisgl_core.bench import make_workload
 from minisgl_core.bench.isolated import Finished, Lost, supervised
 from minisgl_core.bench.report import as_json
 from minisgl_core.bench.session import model_folder, open_session
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.engine import EngineConfig
 from minisgl_core.env import ENV
 from minisgl_core.errors import UsageError
 from minisgl_core.files import require_writable_folder, write_whole
 from minisgl_core.modelconfig.geometries import geometry
-from minisgl_core.registry import detect_device
 
 GEOMETRIES = ("qwen3-0.6b", "qwen3-14b", "qwen3-30b-a3b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-4b")
 MODES = ("latency", "prefill", "offline")

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from minisgl_core import __version__
-from minisgl_core.registry import detect_device
+from minisgl_core.builtin.devices import detect_device
 
 __all__ = ["UNKNOWN", "commit", "provenance", "versions"]
 

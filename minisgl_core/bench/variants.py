@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from minisgl_core.errors import UsageError, nearest
@@ -40,37 +42,12 @@ class Variant:
         return replace(config, **self.config, backends=backends, backend_options=options)
 
 
-def _attention(name: str, prefill: str, decode: str) -> Variant:
-    return Variant(f"attention {name}", backends={"attention": {"prefill": prefill, "decode": decode}})
-
-
 DEFAULT: Final = Variant("default")
-_SKINNY: Final = "linear:skinny"
-
-VARIANTS: Final[tuple[Variant, ...]] = (
-    Variant("overlap off", overlap=False),
-    Variant("graphs off", {"cuda_graph_max_bs": 0}),
-    Variant("prefix-cache off", {"cache": "naive"}, mode="shared-prefix"),
-    _attention("flashinfer", "flashinfer", "flashinfer"),
-    _attention("fa", "fa", "fa"),
-    _attention("fa+flashinfer", "fa", "flashinfer"),
-    _attention("flashinfer+fa", "flashinfer", "fa"),
-    _attention("fa+cuda_decode", "fa", "cuda_decode"),
-    Variant("kv cpp", backends={"kv": "cuda/cpp"}),
-    Variant("kv triton", backends={"kv": "cuda/triton"}),
-    Variant("kv torch", backends={"kv": "torch"}),
-    Variant("ops composed", backends={"ops": "composed"}),
-    # products of few rows: small batches
-    Variant("linear plain", backends={"linear": "plain"}, mode="latency"),
-    Variant("linear unfused", options={_SKINNY: {"fuse": []}}, mode="latency"),
-    Variant("linear waits", options={_SKINNY: {"dependent_launch": False}}, mode="latency"),
-    # a loop over the experts that were chosen cannot be recorded, and takes minutes where most of them are
-    Variant("moe loop (no graphs)", {"cuda_graph_max_bs": 0}, {"moe": "torch"}, mode="latency", needs_experts=True),
-    *(Variant(f"chunk {tokens}", {"max_prefill_tokens": tokens}) for tokens in (2048, 8192, 16384)),
-    *(Variant(f"page {size}", {"page_size": size}) for size in (1, 16, 64, 256)),
-    Variant("default again", repeats=True),
-)
-"""All variants. Names are ``what value``; two backends of attention are prefill's and decode's."""
+_LISTED: Final = json.loads(files(__package__).joinpath("variants.json").read_text(encoding="utf-8"))
+VARIANTS: Final = tuple(Variant(**fields) for fields in _LISTED)
+"""Names are ``what value``; two backends of attention are prefill's and decode's. Products of few rows show in small
+batches (``latency``). A loop over the chosen experts cannot be recorded, and takes minutes where most are chosen.
+"""
 
 
 def choose_variants(

@@ -55,8 +55,8 @@ for _key in ("CPU", "CUDA"):
 
 
 def report_loss(init_method: str, rank: int) -> None:
-    """Tell the ranks that wait for each other at ``init_method`` that ``rank`` will never come, so that they need not
-    wait until their time is over. Nothing happens if nobody waits there.
+    """Notify the ranks that wait for each other at ``init_method`` that ``rank`` will never come, so that they need not
+    wait until their time is over. Nothing happens if no rank waits there.
     """
     address = urlsplit(init_method)
     with suppress(RuntimeError):

@@ -9,7 +9,6 @@ from typing import Final
 from minisgl_core.modelconfig import ModelConfig
 from minisgl_core.plugin_api import OP_NAMES
 from minisgl_core.registry import PlanEntry, PlanQuery
-from minisgl_core.registry.query import rank_heads
 
 __all__ = ["Size", "sizes_of", "weights_of"]
 
@@ -78,7 +77,7 @@ def _upto(values: tuple[int, ...], limit: int) -> list[int]:
 
 def weights_of(query: PlanQuery, model: ModelConfig) -> list[tuple[int, int]]:
     """(N, K) of every kind of weight of the decoders that the core knows, as one rank holds it."""
-    q_heads, kv_heads = rank_heads(query)
+    q_heads, kv_heads = query.model.rank_heads(query.tp_size)
     hidden, dim, tp, moe = model.hidden_size, model.head_dim, query.tp_size, model.moe
     shapes = [((q_heads + 2 * kv_heads) * dim, hidden), (hidden, q_heads * dim)]
     widths = [model.intermediate_size // tp] if moe is None or len(moe.layers) < model.num_layers else []

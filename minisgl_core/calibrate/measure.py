@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from minisgl_core.calibration.store import Calibration, Point, is_timed, scope_of, sources_of, versions_now
+from minisgl_core.installation import Installed
 from minisgl_core.plugin_api import Role
 from minisgl_core.registry import PlanEntry, PlanQuery, Registry, resolve_plan
 from minisgl_core.registry.query import Joint
-from minisgl_core.registry.requirements import Installed
 from minisgl_core.registry.solve import Field, fields_of, joint_domain
 from minisgl_core.testing import BackendUnderTest, DeviceFixture
 from minisgl_core.testing.timing import Timer, median_seconds
@@ -115,16 +115,16 @@ def _contenders(query: PlanQuery, joint: Joint, registry: Registry) -> dict[Plan
     """The backends that fit a plan entry: at the plan's own page size if they can, else at the first possible one."""
     fields = [field for field in fields_of(query, registry, Installed(), {}) if field.entry.role in MEASURED]
     joints = [joint, *(other for other in joint_domain(query, fields) if other.graph == joint.graph)]
-    return {field.entry: _fitting(field, query, joints) for field in fields}
+    return {field.entry: _fitting(field, joints) for field in fields}
 
 
-def _fitting(field: Field, query: PlanQuery, joints: Sequence[Joint]) -> list[Contender]:
+def _fitting(field: Field, joints: Sequence[Joint]) -> list[Contender]:
     found: dict[str, Contender] = {}
     for joint in joints:
-        for verdict in field.verdicts(query, joint):
+        for verdict in field.verdicts(joint):
             item = verdict.candidate
-            if verdict.box is not None and item.key not in found and is_timed(item.spec):
-                options = query.options.get(f"{item.spec.role}:{item.spec.name}", {})
+            if verdict.caps is not None and item.key not in found and is_timed(item.spec):
+                options = field.query.options.get(f"{item.spec.role}:{item.spec.name}", {})
                 under_test = BackendUnderTest(item.spec, item.distribution, item.version, options=options)
-                found[item.key] = Contender(under_test, item.label, verdict.box, joint.page_size)
+                found[item.key] = Contender(under_test, item.label, verdict.caps, joint.page_size)
     return list(found.values())

@@ -18,7 +18,6 @@ from minisgl_core.errors import UsageError
 from minisgl_core.modelconfig import ModelConfig
 from minisgl_core.plugin_api import ROLES, BackendSpec
 from minisgl_core.registry import PlanQuery, Registry
-from minisgl_core.registry.query import rank_heads
 
 __all__ = [
     "Calibration",
@@ -101,7 +100,7 @@ class Loaded:
 
 def scope_of(query: PlanQuery, model: ModelConfig) -> dict[str, Any]:
     """Device and rank-local shapes as plain data."""
-    q_heads, kv_heads = rank_heads(query)
+    q_heads, kv_heads = query.model.rank_heads(query.tp_size)
     moe = model.moe
     device = query.device
     return {

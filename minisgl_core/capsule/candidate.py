@@ -6,10 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.engine.plan_resolution import plan_query
 from minisgl_core.errors import BackendError
-from minisgl_core.registry import PlanEntry, build, detect_device
-from minisgl_core.registry.beside import choice_beside
+from minisgl_core.registry import PlanEntry, build
+from minisgl_core.registry.resolve import alternate_choice
 
 from .attention.candidate import AttentionCandidate, PhaseBackend
 from .moe.candidate import MoECandidate
@@ -46,7 +47,7 @@ def _choices(engine: ObservedEngine, role: Role, name: str) -> Mapping[PlanEntry
     found: dict[PlanEntry, Choice] = {}
     reasons: list[str] = []
     for entry in entries:
-        choice, why = choice_beside(engine.plan, query, entry, name)
+        choice, why = alternate_choice(engine.plan, query, entry, name)
         reasons.extend(f"{entry.phase or role}: {reason}" for reason in why)
         if choice is not None:
             found[entry] = choice

@@ -140,7 +140,7 @@ def _caps_of(capsule: Capsule, under_test: BackendUnderTest, fixture: DeviceFixt
             value=under_test.label,
             remedy=f"write {role}:NAME",
         )
-    caps, reasons = match(under_test.spec, ROLES[role].need(capsule, fixture.facts))
+    caps, reasons = match(under_test.spec, ROLES[role].requirement(capsule, fixture.facts))
     if caps is None:
         why = "; ".join(map(str, reasons))
         raise BackendError(

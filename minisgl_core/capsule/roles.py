@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .attention.capsule import AttentionCapsule
 from .attention.reduce import reduce_attention
-from .attention.run import AttentionRun, attention_need
+from .attention.run import AttentionRun, attention_requirement
 from .moe.capsule import MoECapsule
 from .moe.reduce import reduce_moe
-from .moe.run import MoERun, moe_need
+from .moe.run import MoERun, moe_requirement
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
     from minisgl_core.registry import DeviceFacts
-    from minisgl_core.registry.query import Need
+    from minisgl_core.registry.query import Requirement
     from minisgl_core.testing import BackendUnderTest, DeviceFixture
 
     from .base import Capsule
@@ -29,7 +29,7 @@ class RoleTools(NamedTuple):
     """What replaying and shrinking need of a role, for capsules of that role."""
 
     capsule: type[Capsule]
-    need: Callable[[Any, DeviceFacts], Need]
+    requirement: Callable[[Any, DeviceFacts], Requirement]
     """What a capsule requires of a backend's caps"""
     run: Callable[[Any, BackendUnderTest, Caps, DeviceFixture], Run]
     reduce: Callable[[Any, Fails[Any]], Any]
@@ -37,6 +37,6 @@ class RoleTools(NamedTuple):
 
 
 ROLES: Final[Mapping[str, RoleTools]] = {
-    "attention": RoleTools(AttentionCapsule, attention_need, AttentionRun, reduce_attention),
-    "moe": RoleTools(MoECapsule, moe_need, MoERun, reduce_moe),
+    "attention": RoleTools(AttentionCapsule, attention_requirement, AttentionRun, reduce_attention),
+    "moe": RoleTools(MoECapsule, moe_requirement, MoERun, reduce_moe),
 }

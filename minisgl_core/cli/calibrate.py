@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.calibration.choose import apply, rules_of
 from minisgl_core.modelconfig.geometries import GEOMETRIES
+from minisgl_core.plugin_api.devices import DEVICE_CHOICES
 from minisgl_core.progress import progress_counter
-from minisgl_core.registry import detect_device, discover
+from minisgl_core.registry import discover
 from minisgl_core.registry.explain import explain
 from minisgl_core.settings.schema import Settings
 
@@ -22,7 +24,7 @@ __all__ = ["command"]
 @click.command(name="calibrate")
 @settings_options("model", "engine", without=("engine.device",))
 @click.option("--geometry", "geometry_name", metavar="NAME", help=f"A shape without weights: {', '.join(GEOMETRIES)}.")
-@click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), help="Where to measure. [auto]")
+@click.option("--device", metavar="DEVICE", type=click.Choice(DEVICE_CHOICES), help="Where to measure. [auto]")
 @click.option("--quick", is_flag=True, help="Fewer sizes and repetitions.")
 @json_option
 def command(settings: Settings, geometry_name: str | None, device: str | None, quick: bool, as_json: bool) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.doctor import Diagnosis, diagnose
 from minisgl_core.modelconfig import ModelConfig, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
-from minisgl_core.registry import detect_device
 from minisgl_core.settings.schema import Settings
 
 from .explain import plan_query
@@ -28,7 +28,7 @@ GIB = 2**30
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=60.0, help="Seconds per question. [60]")
 @json_option
 def command(settings: Settings, geometry_name: str | None, timeout_s: float, as_json: bool) -> int:
-    """What is wrong with this installation, and what to do.
+    """Diagnose the installation and suggest remedies.
 
     Looks at metadata, imports every plugin in a fresh process, loads every backend for this device in another, and
     with a model (or --geometry) makes the plan of each tensor-parallel rank. Exits with 1 if anything is wrong.
@@ -74,11 +74,11 @@ def _print(answer: Diagnosis) -> None:
             item.module,
             "-" if item.ms is None else f"{item.ms:.1f}",
             ", ".join(item.heavy) or "-",
-            "yes" if item.cuda else "no",
+            "yes" if item.device_use else "no",
         )
         for item in answer.imports
     ]
-    print_table(("DISTRIBUTION", "MODULE", "IMPORT MS", "HEAVY IMPORTS", "TOUCHES CUDA"), rows)
+    print_table(("DISTRIBUTION", "MODULE", "IMPORT MS", "HEAVY IMPORTS", "USES A DEVICE"), rows)
     for rank in answer.ranks:
         heads = f"{rank.q_heads} query heads, {rank.kv_heads} kv heads"
         click.echo(f"\nrank {rank.rank}: {rank.device}, {heads}, plan {rank.plan.digest()}")

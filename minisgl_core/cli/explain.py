@@ -9,14 +9,16 @@ from typing import Final
 
 import click
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.calibration.choose import apply
 from minisgl_core.calibration.store import Loaded, is_timed
 from minisgl_core.errors import UsageError
+from minisgl_core.installation import exclusion_lines
 from minisgl_core.modelconfig import ModelConfig, dequantised, read_model_config
 from minisgl_core.modelconfig.geometries import GEOMETRIES, geometry
-from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, detect_device, discover, wants_graph
+from minisgl_core.plugin_api.devices import DEVICE_CHOICES, DEVICE_KINDS
+from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, discover, wants_graph
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
-from minisgl_core.registry.records import exclusion_lines
 from minisgl_core.settings.schema import Settings
 
 from .measured import calibration_json, print_calibration
@@ -38,13 +40,13 @@ _OTHER_PURPOSE = ("op", "architecture")
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, or hardware that is not here, such as sm90. [auto]")
 @json_option
 def command(settings: Settings, geometry_name: str | None, device: str | None, as_json: bool) -> int:
-    """What would run here, and why not the others.
+    """Show which backends would run, and why not the others.
 
     Without a model it is about the demo model's shape; nothing is downloaded for that. Exits with 1 if nothing would
     run.
     """
     facts, elsewhere = _device(device or settings.engine.device)
-    subject, model = _subject(settings, geometry_name, facts)
+    name, model = _named_model(settings, geometry_name, facts)
     registry = discover(allow=settings.allow, deny=settings.deny)
     query, measured = plan_query(settings, model, facts), Loaded(None)
     left_out = _why_left_out(settings.engine.calibrated, elsewhere)
@@ -56,7 +58,7 @@ def command(settings: Settings, geometry_name: str | None, device: str | None, a
     candidates = [(entry.label, name) for entry, name in usable if not (entry.role == "linear" and name in untimed)]
     note = dequantised(model, query.dtype)
     if as_json:
-        about = {"model": subject, "architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
+        about = {"model": name, "architecture": model.architecture, "device": str(facts), "elsewhere": elsewhere}
         print_json(
             {
                 **about,
@@ -80,13 +82,13 @@ def _why_left_out(calibrated: bool, elsewhere: bool) -> str | None:
     return None if calibrated else "calibrated is off (--no-calibrated, MINISGL_CALIBRATED or the config file)"
 
 
-def _subject(settings: Settings, geometry_name: str | None, device: DeviceFacts) -> tuple[str, ModelConfig]:
-    """(what the answer is about, its config): the demo model's shape if nothing is named, which is told."""
+def _named_model(settings: Settings, geometry_name: str | None, device: DeviceFacts) -> tuple[str, ModelConfig]:
+    """(what the answer is about, its config): the demo model's shape, with a message, if nothing is named."""
     if geometry_name or settings.model.path:
         return geometry_name or settings.model.path, model_of(settings, geometry_name)
     demo = replace(geometry(_DEMO), dtype="float32", quantised=True)  # as its file is
-    told = f"no model is named: this is about the demo model's shape ({_DEMO}, {demo.dtype_on(device.kind)})"
-    click.echo(f"{told}; --model DIR or --geometry NAME asks about another", err=True)
+    message = f"no model is named: this is about the demo model's shape ({_DEMO}, {demo.dtype_on(device.kind)})"
+    click.echo(f"{message}; --model DIR or --geometry NAME asks about another", err=True)
     return _DEMO, demo
 
 
@@ -125,22 +127,23 @@ def _device(text: str) -> tuple[DeviceFacts, bool]:
     """(facts, is it a device that is not here?)"""
     match = re.fullmatch(r"sm(\d{2,3})", text)
     if match:
-        return DeviceFacts("cuda", sm=int(match[1])), True
-    if text not in ("auto", "cpu", "cuda"):
+        kind = next(name for name, facts in DEVICE_KINDS.items() if facts.has_capability)
+        return DeviceFacts(kind, sm=int(match[1])), True
+    if text not in DEVICE_CHOICES:
         raise UsageError(
             f"--device is {text!r}",
             field="--device",
             value=text,
-            remedy="use cpu, cuda, or such as sm90 (H100, H200)",
+            remedy=f"use {', '.join(DEVICE_KINDS)}, or such as sm90 (H100, H200)",
         )
     return detect_device(text), False
 
 
-def _print(answer: Explanation, subject: str) -> None:
+def _print(answer: Explanation, name: str) -> None:
     if answer.plan is None:
-        click.echo(f"{subject}: no plan. {answer.error}")
+        click.echo(f"{name}: no plan. {answer.error}")
     else:
-        _print_plan(answer.plan, subject)
+        _print_plan(answer.plan, name)
     for line in answer.remarks:
         click.echo(f"note: {line}")
     click.echo(f"\nCandidates, judged at page_size={answer.page_size}")
@@ -155,11 +158,9 @@ def _print(answer: Explanation, subject: str) -> None:
         click.echo(f"\nnote: {note.distribution}: {note.text}")
 
 
-def _print_plan(plan: Plan, subject: str) -> None:
+def _print_plan(plan: Plan, name: str) -> None:
     graphs = "decode steps in graphs" if plan.graph else "no graphs"
-    click.echo(
-        f"{subject}: {plan.dtype}, page_size={plan.page_size}, {plan.kv_layout}, {graphs}, plan {plan.digest()}\n"
-    )
+    click.echo(f"{name}: {plan.dtype}, page_size={plan.page_size}, {plan.kv_layout}, {graphs}, plan {plan.digest()}\n")
     rows = [(bucket.label, bucket.choice.label, bucket.choice.version) for bucket in plan.buckets]
     print_table(("ENTRY", "BACKEND", "VERSION"), rows)
     click.echo(f"{plan.pool_writer.role}:{plan.pool_writer.label} writes the KV pool")
@@ -183,9 +184,8 @@ def _print_candidates(candidates: Sequence[CandidateReport]) -> None:
         if candidate not in others or len(others) == len(candidates):
             _print_candidate(candidate)
     if others and len(others) < len(candidates):
-        click.echo(
-            f"  rejected   for other {others[0].reasons[-1].field}: {', '.join(item.backend for item in others)}"
-        )
+        field = next(reason.field for reason in others[0].reasons if reason.code in _OTHER_PURPOSE)
+        click.echo(f"  rejected   for other {field}: {', '.join(item.backend for item in others)}")
 
 
 def _print_candidate(candidate: CandidateReport) -> None:

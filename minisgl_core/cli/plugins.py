@@ -6,8 +6,7 @@ import os
 
 import click
 
-from minisgl_core.registry.loader import discover
-from minisgl_core.registry.records import PluginRecord, Registry
+from minisgl_core.registry import PluginRecord, Registry, discover
 from minisgl_core.settings.sources import plugin_lists, read_file
 
 from .output import json_option, print_json, print_table
@@ -19,7 +18,7 @@ __all__ = ["command"]
 @click.option("--config", type=click.Path(), help="Config file instead of ./minisgl.toml.")
 @json_option
 def command(config: str | None, as_json: bool) -> None:
-    """What is installed: plugins, their backends, their failures."""
+    """List installed plugins, their backends and failures."""
     tables, file = read_file(config, os.environ)
     allow, deny = plugin_lists(tables, file, os.environ)
     registry = discover(allow=allow.value, deny=deny.value)
@@ -56,6 +55,8 @@ def _print(registry: Registry) -> None:
             click.echo(f"  hooks     {', '.join(plugin.hooks)}")
         if plugin.heavy_imports:
             click.echo(f"  imported  {', '.join(plugin.heavy_imports)} (a plugin's top package should import neither)")
+        for effect in plugin.effects:
+            click.echo(f"  effect    its import {effect}")
         if plugin.printed:
             click.echo(f"  printed   {plugin.printed!r} (to standard output, which is the command's)")
         for candidate in plugin.candidates:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from minisgl_core.plugin_api.devices import DEVICE_CHOICES
+
 from .output import json_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ __all__ = ["command"]
 @click.command(name="replay")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--backend", required=True, metavar="ROLE:NAME", help="Backend to run it on.")
-@click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), default="auto")
+@click.option("--device", metavar="DEVICE", type=click.Choice(DEVICE_CHOICES), default="auto")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=0), default=20, help="Timings to take; 0 = none. [20]")
 @click.option(
     "--shrink", "shrunk", metavar="OUT", type=click.Path(path_type=Path), help="Write the smallest that fails."

@@ -58,7 +58,8 @@ def refuse_two_models(settings: Settings, geometry_name: str | None) -> None:
 
 def refuse_choice(settings: Settings) -> None:
     """Raise an error for invalid backends and options before a model is downloaded."""
-    from minisgl_core.registry import detect_device, discover
+    from minisgl_core.builtin.devices import detect_device
+    from minisgl_core.registry import discover
     from minisgl_core.registry.resolve import check_choice
 
     if settings.backends or settings.options:

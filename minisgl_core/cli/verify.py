@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from minisgl_core.plugin_api import ROLES
+from minisgl_core.plugin_api.devices import DEVICE_CHOICES
+from minisgl_core.registry import discover
+from minisgl_core.registry.selection import offers_of
+
 from .output import json_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -21,7 +26,7 @@ COLUMNS = ("passed", "failed", "note", "refused", "skipped")
 
 @click.command(name="verify")
 @click.argument("backend", metavar="ROLE:NAME[/VARIANT][@DISTRIBUTION]")
-@click.option("--device", metavar="DEVICE", type=click.Choice(("auto", "cpu", "cuda")), default="auto")
+@click.option("--device", metavar="DEVICE", type=click.Choice(DEVICE_CHOICES), default="auto")
 @click.option("--quick", is_flag=True, help="Fewer values per claim.")
 @click.option("--check", "only", default="", metavar="TEXT", help="Only checks whose name contains TEXT.")
 @click.option(
@@ -34,14 +39,18 @@ def command(backend: str, device: str, quick: bool, only: str, limit_s: float, a
     Every claim is tried at its limits; values just outside must be refused. The checks run in child processes, so that
     a crash, a hang or an exit fails only one check. Exits with 1 if a check fails.
     """
+    role, registry = backend.partition(":")[0], discover()
+    if role in ROLES:  # before torch is imported
+        offers_of(backend, registry)
+
     from rich.progress import Progress
 
     from minisgl_core.testing import BackendUnderTest, DeviceFixture, suite_for, verify
 
     if ":" in backend:
-        suite_for(backend.partition(":")[0])
+        suite_for(role)
     fixture = DeviceFixture(device)
-    under_test = BackendUnderTest.of(backend, fixture.facts)
+    under_test = BackendUnderTest.of(backend, fixture.facts, registry=registry)
     with Progress(transient=True, disable=not sys.stderr.isatty(), console=_console(stderr=True)) as bar:
         task = bar.add_task(under_test.label)
         report = verify(

@@ -1,4 +1,4 @@
-"""The questions that doctor asks in a throw-away process. Arguments and answers are JSON."""
+"""What doctor calls in a throw-away process. Arguments and answers are JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from minisgl_core.errors import BackendError
 from minisgl_core.registry import Choice, load_class
-from minisgl_core.registry.import_hygiene import import_plugin
 
-__all__ = ["cuda_devices", "import_plugin", "load_factory"]
+__all__ = ["load_factory"]
 
 
 def load_factory(choice: Mapping[str, Any]) -> list[str]:
@@ -21,18 +20,3 @@ def load_factory(choice: Mapping[str, Any]) -> list[str]:
     except BackendError as error:
         return [error.message, type(error.__cause__).__name__]
     return []
-
-
-def cuda_devices(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every CUDA device: ``sm``, ``name``, ``total_bytes``, ``free_bytes``."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    found = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
-        sm = properties.major * 10 + properties.minor
-        found.append({"sm": sm, "name": properties.name, "total_bytes": total, "free_bytes": free})
-    return found

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from minisgl_core.builtin.devices import cuda_use
+from minisgl_core.installation import Installed, exclusion
+from minisgl_core.installation.distributions import Found, scan
 from minisgl_core.registry import DeviceFacts, PlanQuery, PluginRecord, Registry, discover
-from minisgl_core.registry.import_hygiene import private_imports
-from minisgl_core.registry.records import CORE, exclusion
-from minisgl_core.registry.requirements import Installed
-from minisgl_core.registry.scan import Found, scan
+from minisgl_core.registry.records import CORE
+from minisgl_core.sandbox.imports import import_plugin, private_imports
 
-from .backends import check_claims, check_clashes, check_code, check_needs, offered
+from .backends import check_caps, check_clashes, check_code, check_requirements, offered
 from .finding import Finding
 from .isolated import Ending, Isolated
 from .machine import Machine, check_memory, look_around, weight_bytes
@@ -34,9 +35,10 @@ class ImportCost:
     module: str
     ms: float | None
     heavy: tuple[str, ...] = ()
-    cuda: str = ""
-    environment: tuple[str, ...] = ()
-    """Variables that the import changes"""
+    device_use: str = ""
+    """How the import initialises a device; empty if it does not"""
+    effects: tuple[str, ...] = ()
+    """What the import changes in the process"""
     private: tuple[str, ...] = ()
     """Modules of the core that are no part of the contract"""
     problem: str = ""
@@ -49,15 +51,15 @@ class ImportCost:
             "module": self.module,
             "import_ms": None if self.ms is None else round(self.ms, 3),
             "heavy_imports": list(self.heavy),
-            "cuda": self.cuda or None,
-            "environment": list(self.environment),
+            "device_use": self.device_use or None,
+            "effects": list(self.effects),
             "private_imports": list(self.private),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that was found. It is well if nothing is ``wrong``."""
+    """Everything that was found. It is well if nothing is ``wrong``."""
 
     machine: Machine
     imports: tuple[ImportCost, ...]
@@ -117,7 +119,8 @@ def diagnose(
 def _import_costs(found: Found, timeout_s: float) -> Iterator[ImportCost]:
     for entry in found.entries:
         with Isolated(timeout_s) as process:
-            answer, problem, ending = process.ask("import_plugin", module=entry.module)
+            device_use = f"{cuda_use.__module__}:{cuda_use.__qualname__}"
+            answer, problem, ending = process.ask(import_plugin, module=entry.module, device_use=device_use)
         if problem:
             yield ImportCost(found.name, entry.module, None, problem=problem, ending=ending)
         else:
@@ -126,8 +129,8 @@ def _import_costs(found: Found, timeout_s: float) -> Iterator[ImportCost]:
                 entry.module,
                 answer["ms"],
                 tuple(answer["heavy"]),
-                answer["cuda"],
-                tuple(answer["environment"]),
+                answer["device"],
+                tuple(answer["effects"]),
                 tuple(private_imports(entry.module)),
             )
 
@@ -162,7 +165,8 @@ def _record_findings(found: Found, record: PluginRecord, environment: Installed)
         text = f"its entry point names the module {gone[0]}, which is not there"
         yield Finding("wrong", "metadata", found.name, text, f"pip uninstall {found.name}, or install it again")
         return
-    remedy = f'repair it, pip uninstall {found.name}, or set [plugins] deny = ["{found.name}"]'
+    name = found.name
+    remedy = f'pip install --force-reinstall {name}, pip uninstall {name}, or set [plugins] deny = ["{name}"]'
     yield Finding("wrong", "plugin", found.name, f"it is not used: {record.failure}", remedy)
 
 
@@ -172,14 +176,16 @@ def _cost_findings(cost: ImportCost) -> Iterator[Finding]:
 
     inside = "import it inside functions, or in the factory's module"
     if cost.ending is not Ending.NONE:
-        longer = "give it longer with --timeout; if it never ends, " if cost.ending is Ending.TIMED_OUT else ""
-        kept_out = f'{longer}repair it, or set [plugins] deny = ["{cost.distribution}"]: every command imports it'
+        longer = "give it longer with --timeout SECONDS; if it never ends, " if cost.ending is Ending.TIMED_OUT else ""
+        name = cost.distribution
+        kept_out = f'{longer}pip uninstall {name}, or set [plugins] deny = ["{name}"]: no command can use it'
         yield finding(f"importing {cost.module}, the process {cost.problem}", kept_out)
-    if cost.cuda:
-        yield finding(f"importing {cost.module} touches CUDA: {cost.cuda}", "leave CUDA to the factory or the probe")
-    if cost.environment:
-        text = f"importing {cost.module} changes the environment: {', '.join(cost.environment)}"
-        yield finding(text, "other plugins and every child process see it: leave it to the user")
+    if cost.device_use:
+        text = f"importing {cost.module} initialises a device: {cost.device_use}"
+        yield finding(text, "leave devices to the factory or the probe")
+    for effect in cost.effects:
+        text = f"importing {cost.module} {effect}"
+        yield finding(text, "the whole process shares it: leave it to the user")
     if cost.private:
         text = f"it imports what is no part of the contract: {', '.join(cost.private)}"
         yield finding(text, "import minisgl_core.plugin_api only: the rest changes without notice", wrong=False)
@@ -192,6 +198,6 @@ def _cost_findings(cost: ImportCost) -> Iterator[Finding]:
 def _backend_findings(registry: Registry, device: DeviceFacts, timeout_s: float) -> Iterator[Finding]:
     environment, candidates = Installed(), offered(registry, device)
     yield from check_clashes(registry)
-    yield from check_claims(registry)
-    yield from check_needs(candidates, environment)
+    yield from check_caps(registry)
+    yield from check_requirements(candidates, environment)
     yield from check_code(candidates, environment, timeout_s)

@@ -1,4 +1,4 @@
-"""One thing that doctor has to say."""
+"""One result of the examination."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Check = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``subject``: the distribution, backend or rank it is about; ``remedy``: what to do."""
+    """``about``: the distribution, backend or rank it is about; ``remedy``: what to do."""
 
     level: Level
     check: Check
-    subject: str
+    about: str
     text: str
     remedy: str
 
@@ -29,10 +29,10 @@ class Finding:
         return {
             "level": self.level,
             "check": self.check,
-            "subject": self.subject,
+            "about": self.about,
             "text": self.text,
             "remedy": self.remedy,
         }
 
     def __str__(self) -> str:
-        return f"{self.subject}: {self.text}; {self.remedy}"
+        return f"{self.about}: {self.text}; {self.remedy}"

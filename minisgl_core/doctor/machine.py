@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from minisgl_core.builtin.devices import cuda_devices
+from minisgl_core.installation import installed_version
 from minisgl_core.registry import DeviceFacts
 
 from .finding import Finding
@@ -45,30 +46,23 @@ def look_around(device: DeviceFacts, timeout_s: float) -> Machine:
     """Ask this machine; CUDA is initialised in another process."""
     devices: tuple[DeviceFacts, ...] = (device,)
     free: tuple[int, ...] = (_host_free_bytes(),)
-    if device.kind == "cuda":
+    if not device.about.on_host:
         with Isolated(timeout_s) as process:
-            found, problem, _ = process.ask("cuda_devices")
+            found, problem, _ = process.ask(cuda_devices)
         if not problem:
             devices = tuple(
-                DeviceFacts("cuda", one["sm"], one["name"], one["total_bytes"], len(found), device.driver)
+                DeviceFacts(device.kind, one["sm"], one["name"], one["total_bytes"], len(found), device.driver)
                 for one in found
             )
             free = tuple(one["free_bytes"] for one in found)
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), "")
-    return Machine(platform.python_version(), _torch_version(), devices, free, compiler)
+    return Machine(platform.python_version(), installed_version("torch"), devices, free, compiler)
 
 
 def _host_free_bytes() -> int:
     from minisgl_core.builtin.platform import CpuPlatform
 
     return CpuPlatform().free_bytes()
-
-
-def _torch_version() -> str:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def weight_bytes(model: Path) -> int:
@@ -80,15 +74,15 @@ def weight_bytes(model: Path) -> int:
 
 def check_memory(machine: Machine, weights: int, tp_size: int) -> list[Finding]:
     """Do the weights fit? On a CPU all ranks share the host's memory."""
-    on_cpu = machine.devices[0].kind == "cpu"
-    needed = weights if on_cpu else weights // tp_size
+    on_host = machine.devices[0].about.on_host
+    needed = weights if on_host else weights // tp_size
     return [
         Finding(
             "wrong",
             "memory",
-            f"{'host' if on_cpu else f'rank {rank}'}",
+            f"{'host' if on_host else f'rank {rank}'}",
             f"the weights take {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free",
-            "end what uses the memory, or use a smaller model" + ("" if on_cpu else " or a larger --tp-size"),
+            "end what uses the memory, or use a smaller model" + ("" if on_host else " or a larger --tp-size"),
         )
         for rank, free in enumerate(machine.free_bytes[:tp_size])
         if needed > free

@@ -11,10 +11,10 @@ from urllib.parse import unquote, urlparse
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from minisgl_core.installation import Environment
+from minisgl_core.installation.distributions import Found, folder_name, is_editable, metadata_path, scan
 from minisgl_core.registry import Registry
 from minisgl_core.registry.records import CORE
-from minisgl_core.registry.requirements import Environment
-from minisgl_core.registry.scan import Found, folder_name, is_editable, metadata_path, scan
 
 from .finding import Finding
 

@@ -10,8 +10,8 @@ from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import Reason
 from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, Registry, resolve_plan
 from minisgl_core.registry.probe import ProbeRequest, run_probes
-from minisgl_core.registry.query import rank_heads
 
+from .backends import another
 from .finding import Finding
 from .isolated import with_signal_names
 
@@ -60,13 +60,13 @@ def plans_of_ranks(
     Raises :class:`~minisgl_core.errors.ConfigError` for a config that makes no sense.
     """
     ranks: list[RankPlan] = []
-    prober, (q_heads, kv_heads) = _Prober(), rank_heads(query)
+    prober, (q_heads, kv_heads) = _Prober(), query.model.rank_heads(query.tp_size)
     findings = []
     resolved: dict[DeviceFacts, Plan] = {}
     for rank in range(query.tp_size):
-        device = query.device if query.device.kind == "cpu" else next(iter(devices[rank : rank + 1]), None)
+        device = query.device if query.device.about.on_host else next(iter(devices[rank : rank + 1]), None)
         if device is None:
-            text = f"there is no device for it: {len(devices)} CUDA devices are visible"
+            text = f"there is no device for it: {len(devices)} {query.device.kind.upper()} devices are visible"
             findings.append(Finding("wrong", "plan", f"rank {rank}", text, f"use --tp-size {max(1, len(devices))}"))
             continue
         try:
@@ -83,7 +83,7 @@ def plans_of_ranks(
 
 def _refusal(key: str, reason: Reason) -> Finding:
     text = with_signal_names(reason.supported if reason.code == "probe" else str(reason))
-    return Finding("wrong", "probe", key, text, reason.fix or "repair it, or choose another backend for its role")
+    return Finding("wrong", "probe", key, text, reason.fix or another(key))
 
 
 def _disagreements(ranks: Sequence[RankPlan]) -> list[Finding]:

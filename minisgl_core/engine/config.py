@@ -14,6 +14,7 @@ from minisgl_core.core.sampling_params import SEEDS
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.errors import ConfigError
 from minisgl_core.plugin_api import SamplingMode
+from minisgl_core.plugin_api.devices import DEVICE_CHOICES
 
 from .checks import check_choice, check_flag, check_integer, check_kind, check_mapping, check_names, check_number
 from .observer import ObserverFactory
@@ -34,7 +35,7 @@ class EngineConfig:
     tp_info: DistributedInfo = field(default=DistributedInfo(0, 1))
     dtype: torch.dtype | None = None
     """Compute dtype; None = the checkpoint's."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"
     max_running_req: int = 256
     max_seq_len_override: int | None = None
     """Longest prompt plus output of one Req; None = the model's own limit."""
@@ -87,7 +88,7 @@ class EngineConfig:
         check_number("memory_ratio", self.memory_ratio, 1, "give a share above 0 and at most 1")
         check_choice("cache", self.cache, ("radix", "naive"))
         check_choice("queue", self.queue, ("fifo", "priority"))
-        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        check_choice("device", self.device, DEVICE_CHOICES)
         for name in ("calibrated", "dummy_weights", "progress"):
             check_flag(name, getattr(self, name))
         self._check_graph_modes()

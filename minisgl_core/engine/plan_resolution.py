@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.calibration.choose import apply
 from minisgl_core.errors import ConfigError
 from minisgl_core.registry import (
     DeviceFacts,
     Plan,
     PlanQuery,
-    detect_device,
     discover,
     resolve_plan,
     wants_graph,

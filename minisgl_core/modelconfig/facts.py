@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from minisgl_core.errors import ConfigError
+from minisgl_core.plugin_api.devices import device_kind
+
 __all__ = ["MoEConfig", "ModelConfig", "RopeConfig"]
 
 
@@ -82,9 +85,30 @@ class ModelConfig:
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """config.json unchanged, for model plugins that read keys of their own; empty for GGUF."""
 
-    def dtype_on(self, device: str) -> str:
-        """The dtype to compute in on ``cpu`` or ``cuda`` if none is requested: the checkpoint's.
+    def rank_heads(self, tp_size: int) -> tuple[int, int]:
+        """One rank's (query heads, kv heads), kv heads replicated where there are fewer than ranks.
 
-        A quantised checkpoint leaves the choice: bfloat16 on a GPU, whose attention kernels do not support float32.
+        Raises :class:`ConfigError` for heads that cannot be cut.
         """
-        return "bfloat16" if self.quantised and device != "cpu" else self.dtype
+        q_heads, kv_heads = self.num_q_heads, self.num_kv_heads
+        if tp_size < 1:
+            raise ConfigError(
+                f"tp_size {tp_size} is not positive", field="tp_size", value=tp_size, remedy="use 1 or more ranks"
+            )
+        whole = kv_heads % tp_size == 0 if kv_heads >= tp_size else tp_size % kv_heads == 0
+        if q_heads % tp_size or not whole:
+            raise ConfigError(
+                f"{q_heads} query heads and {kv_heads} kv heads cannot be cut over tp_size {tp_size}",
+                field="tp_size",
+                value=tp_size,
+                remedy=f"use a tp_size that divides {q_heads} and that divides {kv_heads} or is a multiple of it",
+            )
+        return q_heads // tp_size, max(kv_heads // tp_size, 1)
+
+    def dtype_on(self, device: str) -> str:
+        """The dtype to compute in on this kind of device if none is requested: the checkpoint's.
+
+        A quantised checkpoint leaves the choice: bfloat16 on an accelerator, whose attention kernels do not support
+        float32.
+        """
+        return "bfloat16" if self.quantised and not device_kind(device).on_host else self.dtype

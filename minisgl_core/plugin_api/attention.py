@@ -25,7 +25,7 @@ class LayerFacts:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSetup:
-    """All that an attention backend is told. Head counts are this rank's, after kv-head replication."""
+    """What an attention backend is constructed with. Head counts are this rank's, after kv-head replication."""
 
     device: torch.device
     dtype: torch.dtype

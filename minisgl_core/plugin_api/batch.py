@@ -37,7 +37,7 @@ class BatchView:
     """(B,)"""
     page_ids_device: torch.Tensor
     """(B, P) the page of every S-th token; entries past the live length name the dummy page. The engine derives it when
-    it is first asked for, so a backend that can do with :meth:`slot_table` should.
+    it is first read, so a backend that can do with :meth:`slot_table` should.
     """
     page_size: int
     page_table_device: torch.Tensor | None = None

@@ -13,7 +13,7 @@ __all__ = ["CommSetup", "Communicator"]
 
 @dataclass(frozen=True, slots=True)
 class CommSetup:
-    """All that a communicator is told. ``init_method`` is a torch.distributed rendezvous address."""
+    """What a communicator is constructed with. ``init_method`` is a torch.distributed rendezvous address."""
 
     device: torch.device
     rank: int

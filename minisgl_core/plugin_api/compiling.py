@@ -153,7 +153,7 @@ def _temporary_home() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Can nobody else write to it? Code is loaded from there, and anybody may make a folder of that name."""
+    """Can no other user write to it? Code is loaded from there, and any user may make a folder of that name."""
     try:
         found = os.lstat(folder)
     except OSError:

@@ -54,7 +54,7 @@ class PoisonHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphSetup:
-    """All that a graph runner is told."""
+    """What a graph runner is constructed with."""
 
     platform: Platform
     device: torch.device

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["HOOK_OF_ROLE", "PROJECT", "hookimpl", "hookspec"]
 
 PROJECT = "minisgl"
+CORE = "minisgl-core"
+"""The distribution of the core and of its built-in backends."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 

@@ -1,4 +1,4 @@
-"""Makes a plugin's kernels visible to whoever records operations."""
+"""Makes a plugin's kernels visible to code that records operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KernelLibrary:
     ) -> Callable[..., Any]:
         """Define ``schema`` (torch's notation, mutated arguments marked) and give it a body on these devices.
 
-        The returned callable goes through torch's dispatcher only while somebody listens: the dispatcher costs more
+        The returned callable goes through torch's dispatcher only while a recorder listens: the dispatcher costs more
         than some kernels.
         """
         self._library.define(schema)

@@ -16,7 +16,7 @@ __all__ = ["KVKernels", "KVSetup"]
 
 @dataclass(frozen=True, slots=True)
 class KVSetup:
-    """All that a KV kernel backend is told."""
+    """What a KV kernel backend is constructed with."""
 
     device: torch.device
     dtype: torch.dtype

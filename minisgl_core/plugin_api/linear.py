@@ -23,13 +23,13 @@ def fused_ops(norm: bool, act: bool) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class LinearSetup:
-    """All that a linear backend is told."""
+    """What a linear backend is constructed with."""
 
     device: torch.device
     dtype: torch.dtype
     max_tokens: int
     platform: Platform | None = None
-    """Since 1.1; the core always says it. None: whoever builds the backend has none at hand."""
+    """Since 1.1; the core always sets it. None: the caller that builds the backend has none."""
 
 
 class LinearBackend(Protocol):

@@ -15,7 +15,7 @@ __all__ = ["MoEExecutor", "MoESetup"]
 
 @dataclass(frozen=True, slots=True)
 class MoESetup:
-    """All that an expert executor is told. The activation is silu(gate) * up."""
+    """What an expert executor is constructed with. The activation is silu(gate) * up."""
 
     device: torch.device
     dtype: torch.dtype
@@ -27,7 +27,7 @@ class MoESetup:
     num_layers: int
     max_tokens: int
     platform: Platform | None = None
-    """Since 1.1; the core always says it. None: whoever builds the backend has none at hand."""
+    """Since 1.1; the core always sets it. None: the caller that builds the backend has none."""
 
 
 class MoEExecutor(Protocol):

@@ -34,7 +34,7 @@ OP_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class OpsSetup:
-    """All that an ops backend is told; ``kv`` and ``comm`` serve operations composed of theirs."""
+    """What an ops backend is constructed with; ``kv`` and ``comm`` serve operations composed of theirs."""
 
     device: torch.device
     dtype: torch.dtype

@@ -66,7 +66,7 @@ class Platform(Protocol):
         ...
 
     def side_stream(self) -> AbstractContextManager[None]:
-        """Work inside runs beside the engine's stream (for copies to the host)."""
+        """Work inside runs concurrently with the engine's stream (for copies to the host)."""
         ...
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -102,12 +102,12 @@ Ints = OneOf | MultipleOf | AnyValue | None
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """One box of capabilities; a backend can do what lies inside any of its boxes.
+    """One capability set; a backend can do what fits any of its sets.
 
     Fields that a role never asks about may stay empty. Asked are: ``devices`` and ``sm`` of every role but models;
     ``dtypes`` of attention, kv, moe, ops, linear, comm; ``kv_dtypes``, ``head_dims``, ``page_sizes``, ``kv_layouts`` of
     attention, kv and the op qk_norm_rope_store; ``gqa_ratios``, ``phases``, ``features`` of attention; ``ops`` of ops;
-    ``formats`` of linear (``plain`` = unquantised); ``architectures`` of models; ``graph``, if graphs are asked for, of
+    ``formats`` of linear (``plain`` = unquantised); ``architectures`` of models; ``graph``, if graphs are requested, of
     the graph runner and of all that runs inside a captured decode step (comm only with several ranks).
 
     ``ops`` of linear is not asked: it lists the operations that it can take into its products (``FUSABLE_OPS``).

@@ -1,10 +1,11 @@
-"""Plugins: found, checked, chosen, built. Nothing here imports torch."""
+"""Plugins: discovered, resolved, explained, built. Nothing here imports torch."""
+
+from minisgl_core.plan import Bucket, Choice, Plan, PlanEntry
+from minisgl_core.plugin_api.devices import DeviceFacts, wants_graph
 
 from .build import build, fuses, load_class
-from .loader import discover
-from .plan import Bucket, Choice, Plan
-from .probe import detect_device
-from .query import DeviceFacts, PlanEntry, PlanQuery, wants_graph
+from .discover import discover
+from .query import PlanQuery
 from .records import Candidate, PluginRecord, Registry
 from .resolve import resolve_plan
 
@@ -19,7 +20,6 @@ __all__ = [
     "PluginRecord",
     "Registry",
     "build",
-    "detect_device",
     "discover",
     "fuses",
     "load_class",

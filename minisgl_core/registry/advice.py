@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+from minisgl_core.installation import Environment
+from minisgl_core.plan import STORING_OP, PlanEntry
 from minisgl_core.plugin_api import MultipleOf, OneOf
 
 from .matching import fits
-from .query import ANY_KEY, STORING_OP, Joint, PlanEntry, PlanQuery, need_of, short_windows
-from .ranking import AUTO
+from .query import ANY_KEY, Joint, PlanQuery, requirement_of, short_windows
 from .records import Candidate, Registry
-from .requirements import Environment
+from .selection import AUTO
 from .solve import Solution, Verdict, joint_domain, solve
 
 __all__ = ["Adviser"]
@@ -37,11 +38,15 @@ class _Change(NamedTuple):
 class Adviser:
     """Answers for one query that has been solved."""
 
-    query: PlanQuery
     solution: Solution
     registry: Registry
     environment: Environment | None
     _solutions: dict[tuple[str, ...], Solution] = field(default_factory=dict, repr=False)
+
+    @property
+    def query(self) -> PlanQuery:
+        """The query that the solution is about."""
+        return self.solution.query
 
     def would_allow(self, entry: PlanEntry, verdict: Verdict, *, admitted: bool = True) -> tuple[str, ...]:
         """The smallest changes (one setting, else two) under which a rejected candidate fits, each with what must be
@@ -78,7 +83,7 @@ class Adviser:
         if entry.op != STORING_OP and not isinstance(whole, Mapping):
             text, value = f"backends.{entry.role}={name}", name
         else:
-            part = entry.label.partition(".")[2] or ANY_KEY
+            part = entry.part or ANY_KEY
             table = {**(whole if isinstance(whole, Mapping) else {ANY_KEY: whole}), part: name}
             text, value = f"backends.{entry.label}={name}", table
         return _Change("name", text, {"backends": {**self.query.backends, entry.role: value}})
@@ -86,7 +91,7 @@ class Adviser:
     def _changes(self, candidate: Candidate, entry: PlanEntry) -> Iterator[_Change]:
         """Every single change of a setting that a user can make and that this entry could notice."""
         query, joint = self.query, self.solution.joint
-        for size in dict.fromkeys(size for box in candidate.spec.caps for size in _some_pages(box.page_sizes)):
+        for size in dict.fromkeys(size for caps in candidate.spec.caps for size in _some_pages(caps.page_sizes)):
             if size != joint.page_size:
                 yield _Change("page", f"page_size={size}", {"page_size": size})
         for dtype in _DTYPES:
@@ -109,7 +114,7 @@ class Adviser:
         if solution.conflict and (entry in solution.conflict or set(solution.conflict) - self._unservable):
             return False
         own = next(one for one in solution.fields if one.entry == entry)
-        fitting = own.verdicts(query, solution.joint)
+        fitting = solution.verdicts(own)
         return any(verdict.candidate.key == candidate.key and not verdict.reasons for verdict in fitting)
 
     def _solve(self, query: PlanQuery, candidate: Candidate, changes: list[_Change]) -> Solution:
@@ -127,17 +132,15 @@ class Adviser:
         """A quick look before the whole solve."""
         page = 0 if query.page_size == AUTO else int(query.page_size)
         joint = Joint(page, self.solution.joint.kv_layout, query.graph and self.solution.joint.graph)
-        need = need_of(entry, query, joint)
-        return fits(candidate.spec, need if page else replace(need, page_size=None))
+        required = requirement_of(entry, query, joint)
+        return fits(candidate.spec, required if page else replace(required, page_size=None))
 
     @cached_property
     def _unservable(self) -> frozenset[PlanEntry]:
         """The entries that have no backend at any joint values: advice about another entry cannot change that."""
-        fields, query = self.solution.fields, self.query
-        domain = joint_domain(query, fields) if self.solution.conflict else []
-        return frozenset(
-            one.entry for one in fields if domain and all(one.first_fit(query, joint) is None for joint in domain)
-        )
+        fields = self.solution.fields
+        domain = joint_domain(self.query, fields) if self.solution.conflict else []
+        return frozenset(one.entry for one in fields if domain and all(one.first_fit(j) is None for j in domain))
 
 
 def _of_different_settings(group: tuple[_Change, ...]) -> bool:

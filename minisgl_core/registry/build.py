@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-from minisgl_core import plugin_api
 from minisgl_core.errors import BackendError, ConfigError, MinisglError
-from minisgl_core.plugin_api import API_VERSIONS, CannotRun, Role
+from minisgl_core.plan import Choice
+from minisgl_core.plugin_api import API_VERSIONS, CannotRun
+from minisgl_core.plugin_api.protocols import PROTOCOLS
+from minisgl_core.sandbox import diverted_output, import_object
 
-from .guest import ProcessEndsError, as_guest
-from .imports import import_object
 from .options import OptionsModelError, options_setting, read_options
-from .plan import Choice
 
 __all__ = ["build", "fuses", "load_class"]
 
-_PROTOCOLS: Final[Mapping[Role, type]] = {
-    "attention": plugin_api.AttentionBackend,
-    "graph": plugin_api.GraphRunner,
-    "kv": plugin_api.KVKernels,
-    "moe": plugin_api.MoEExecutor,
-    "ops": plugin_api.LayerOps,
-    "linear": plugin_api.LinearBackend,
-    "comm": plugin_api.Communicator,
-    "platform": plugin_api.Platform,
-}
 _FUSING: Final = ("fused_rows", "forward_fused")
 """What :class:`FusingLinear` adds to :class:`LinearBackend`."""
 
@@ -39,24 +27,24 @@ def build(choice: Choice, setup: object) -> Any:
     cls = load_class(choice)
     options = _options(choice)
     try:
-        with as_guest():
+        with diverted_output():
             return cls(setup, options)
     except CannotRun as refused:
         raise _error(choice, f"cannot run here: {refused.reason}") from refused
     except MinisglError:
         raise
-    except (Exception, SystemExit, ProcessEndsError) as error:
+    except (Exception, SystemExit) as error:
         raise _error(choice, f"failed to start: {type(error).__name__}: {error}") from error
 
 
 def load_class(choice: Choice) -> Any:
     """The class of a choice (models and platforms are constructed by the engine). Its role's methods are checked."""
     try:
-        with as_guest():
+        with diverted_output():
             cls = import_object(choice.factory)
     except MinisglError:
         raise
-    except (Exception, SystemExit, ProcessEndsError) as error:
+    except (Exception, SystemExit) as error:
         raise _error(choice, f"cannot be imported: {type(error).__name__}: {error}") from error
     missing = [name for name in _methods(choice, cls) if not callable(getattr(cls, name, None))]
     if missing:
@@ -71,14 +59,14 @@ def fuses(linear: object) -> bool:
 
 
 def _methods(choice: Choice, cls: object) -> list[str]:
-    protocol = _PROTOCOLS.get(choice.role)
+    protocol = PROTOCOLS.get(choice.role)
     if protocol is None:
         return []
     if choice.role == "ops":
         return [*choice.ops, "close"]
     wanted = [name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")]
-    # Half of what is optional is a mistake. Without either it just takes nothing in, whatever its caps list: before 1.2
-    # of the linear API nobody read their `ops`.
+    # Half of what is optional is a mistake. Without either it fuses nothing, whatever its caps list: before 1.2 of the
+    # linear API their `ops` were not read.
     begun = choice.role == "linear" and any(hasattr(cls, name) for name in _FUSING)
     return [*wanted, *_FUSING] if begun else wanted
 

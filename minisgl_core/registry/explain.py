@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from minisgl_core.errors import BackendError
+from minisgl_core.installation import Environment, Installed, check_requires
+from minisgl_core.plan import Plan, PlanEntry
 from minisgl_core.plugin_api import Reason
 
 from .advice import Adviser
-from .plan import Plan
-from .query import PlanEntry, PlanQuery
+from .query import PlanQuery
 from .ranking import why_preferred
 from .records import Note, PluginRecord, Registry
 from .refusal import SEE_EXPLAIN, refusal
 from .remarks import remarks
-from .requirements import Environment, Installed, check_requirements
 from .resolve import check_query, plan_of, resolve_loop
 from .solve import Verdict
 
@@ -38,19 +38,11 @@ class CandidateReport:
     would_allow: tuple[str, ...]
     """Each entry alone would make it fit, such as ``page_size=16``; each has been tried."""
     to_install: tuple[str, ...]
-    """On a device that is not here: what would have to be installed there, as far as this installation can tell."""
+    """On a device that is not here: what would have to be installed there, as far as this installation knows."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
-        return {
-            "backend": self.backend,
-            "version": self.version,
-            "status": self.status,
-            "reasons": [asdict(reason) for reason in self.reasons],
-            "preferred": self.preferred or None,
-            "would_allow": list(self.would_allow),
-            "to_install": list(self.to_install),
-        }
+        return {**asdict(self), "preferred": self.preferred or None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +75,7 @@ class Explanation:
     """Distributions that the config keeps out, each with the list: their backends are no candidates."""
     notes: tuple[Note, ...]
     remarks: tuple[str, ...]
-    """What is to be told beside the plan; :func:`~minisgl_core.registry.resolve_plan` warns of it."""
+    """What readers of the plan may not expect; :func:`~minisgl_core.registry.resolve_plan` warns of it."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -114,17 +106,17 @@ def explain(
     installed = environment or Installed()
     there = None if elsewhere else installed
     solution = resolve_loop(query, registry, there, prober=None)
-    error: BackendError | None = refusal(query, solution, registry, there) if solution.conflict else None
-    reporter = _Reporter(Adviser(query, solution, registry, there), installed if elsewhere else None)
+    error: BackendError | None = refusal(solution, registry, there) if solution.conflict else None
+    reporter = _Reporter(Adviser(solution, registry, there), installed if elsewhere else None)
     return Explanation(
-        plan=None if error else plan_of(query, solution),
+        plan=None if error else plan_of(solution),
         error="" if error is None else _without_itself(error),
         page_size=solution.joint.page_size,
         entries=tuple(reporter.entries()),
         failures=registry.failures(),
         excluded=registry.excluded(),
         notes=registry.notes,
-        remarks=remarks(query, solution),
+        remarks=remarks(solution),
     )
 
 
@@ -140,25 +132,25 @@ class _Reporter:
     """This machine, if the question is about another."""
 
     def entries(self) -> Iterator[EntryReport]:
-        query, solution = self.adviser.query, self.adviser.solution
-        by_batch = solution.by_batch(query)
+        solution = self.adviser.solution
+        by_batch = solution.by_batch()
         for field in solution.fields:
             chosen = {verdict.candidate.key for _, verdict in by_batch.get(field.entry, ())}
-            ranks = {item.candidate.key: (item.candidate, item.rank) for item in field.ranked}
-            best = next((ranks[key] for key in ranks if key in chosen), None)
+            verdicts = solution.verdicts(field)
+            best = next((verdict for verdict in verdicts if verdict.candidate.key in chosen), None)
             reports = []
-            for verdict in field.verdicts(query, solution.joint):
+            for verdict in verdicts:
                 key = verdict.candidate.key
                 status: Status = "chosen" if key in chosen else "rejected" if verdict.reasons else "fits"
-                why = why_preferred(*best, *ranks[key]) if best and status == "fits" else ""
-                reports.append(self._report(field.entry, verdict, status, why))
-            outside = field.outsiders(query, solution.joint)
+                why = why_preferred(best.candidate, best.rank, verdict.candidate, verdict.rank) if best else ""
+                reports.append(self._report(field.entry, verdict, status, why if status == "fits" else ""))
+            outside = field.outsiders(solution.joint)
             reports.extend(self._report(field.entry, verdict, "not named", "") for verdict in outside)
             yield EntryReport(field.entry, tuple(reports))
 
     def _report(self, entry: PlanEntry, verdict: Verdict, status: Status, preferred: str) -> CandidateReport:
         spec = verdict.candidate.spec
-        missing = check_requirements(spec, self.here) if self.here is not None else []
+        missing = check_requires(spec, self.here) if self.here is not None else []
         return CandidateReport(
             backend=verdict.candidate.label,
             version=verdict.candidate.version,

@@ -1,11 +1,11 @@
-"""The shipped index: which distributions ``auto`` chooses from, what each serves, and which brings a known name."""
+"""The shipped index: which distributions ``auto`` chooses from, and what each serves and offers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
@@ -15,7 +15,7 @@ __all__ = ["brings", "is_listed", "serving"]
 
 @cache
 def _index() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(files(__package__).joinpath("index.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("index.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -24,10 +24,10 @@ def is_listed(distribution: str) -> bool:
     return canonicalize_name(distribution) in _index()["distributions"]
 
 
-def serving(device_kind: str, *roles: str) -> tuple[str, ...]:
+def serving(device: str, *roles: str) -> tuple[str, ...]:
     """The listed distributions that serve any of these roles on a kind of device."""
     listed: Mapping[str, Mapping[str, list[str]]] = _index()["distributions"]
-    return tuple(name for name, served in listed.items() if {*roles} & {*served.get(device_kind, ())})
+    return tuple(name for name, served in listed.items() if {*roles} & {*served.get(device, ())})
 
 
 def brings(backend: str) -> tuple[str, ...]:

@@ -7,11 +7,10 @@ from typing import Any
 
 from minisgl_core.errors import ConfigError, nearest
 from minisgl_core.plugin_api import ROLES, Role
+from minisgl_core.sandbox import diverted_output, import_object
 
-from .guest import ProcessEndsError, as_guest
-from .imports import import_object
-from .ranking import selects
 from .records import Candidate, Registry
+from .selection import selects
 
 __all__ = ["OptionsModelError", "check_options", "options_for", "options_setting", "read_options"]
 
@@ -38,10 +37,10 @@ def read_options(setting: str, model_path: str, options: Mapping[str, Any], owne
     Raises :class:`ConfigError` for unknown keys and wrong values, :class:`OptionsModelError` for a model that fails.
     """
     try:
-        with as_guest():
+        with diverted_output():
             model = import_object(model_path)
         known = {field.alias or name for name, field in model.model_fields.items()}
-    except (Exception, SystemExit, ProcessEndsError) as error:
+    except (Exception, SystemExit) as error:
         raise OptionsModelError(f"{type(error).__name__}: {error}") from error
     for key, value in options.items():
         if key not in known:
@@ -72,7 +71,7 @@ def _first_problem(error: ValueError) -> str:
 
 
 def check_options(options: Mapping[str, Any], registry: Registry) -> None:
-    """Raise :class:`ConfigError` for options of nobody, and for those that no backend of the name accepts.
+    """Raise :class:`ConfigError` for options of no backend, and for those that no backend of the name accepts.
 
     Several variants may share a name; the chosen one is asked again when it is built.
     """

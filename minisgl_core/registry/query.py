@@ -1,28 +1,28 @@
-"""What is asked of the plugins: the facts of model, device and configuration, and each role's part of them."""
+"""The question that a plan answers: facts of model, device and config, and what each plan entry requires of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from minisgl_core.errors import ConfigError
-from minisgl_core.plugin_api import OP_NAMES, Phase, Role
+from minisgl_core.plan import STORING_OP, PlanEntry
+from minisgl_core.plugin_api import OP_NAMES, Phase
+from minisgl_core.plugin_api.devices import DeviceFacts
+from minisgl_core.plugin_api.spec_validation import REQUIRED
+
+if TYPE_CHECKING:
+    from minisgl_core.modelconfig import ModelConfig
 
 __all__ = [
     "ANY_KEY",
-    "STORING_OP",
-    "DeviceFacts",
     "Joint",
-    "ModelFacts",
-    "Need",
-    "PlanEntry",
     "PlanQuery",
+    "Requirement",
     "entries_of",
-    "need_of",
-    "rank_heads",
+    "requirement_of",
     "short_windows",
-    "wants_graph",
     "weight_shape",
 ]
 
@@ -30,47 +30,6 @@ ANY_KEY: Final = "*"
 """In a role's table: everything that has no key of its own."""
 
 BackendChoice = str | Sequence[str] | Mapping[str, Any]
-
-
-class _MoEFacts(Protocol):
-    @property
-    def num_experts(self) -> int: ...
-
-
-class ModelFacts(Protocol):
-    """The part of a model's config that resolving reads; :class:`minisgl_core.modelconfig.ModelConfig` has it."""
-
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def num_q_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def max_position_embeddings(self) -> int: ...
-    @property
-    def windows(self) -> tuple[int | None, ...]: ...
-    @property
-    def moe(self) -> _MoEFacts | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """One device, as data. ``sm`` is the CUDA compute capability times ten (90 = 9.0), None elsewhere."""
-
-    kind: Literal["cpu", "cuda"]
-    sm: int | None = None
-    name: str = ""
-    total_bytes: int = 0
-    count: int = 1
-    driver: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} sm{self.sm}" if self.sm is not None else self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +44,7 @@ class PlanQuery:
     Where the cheapest backend changes with the number of rows, so does the plan's choice.
     """
 
-    model: ModelFacts
+    model: ModelConfig
     device: DeviceFacts
     dtype: str
     kv_dtype: str = "auto"
@@ -93,7 +52,7 @@ class PlanQuery:
     tp_size: int = 1
     max_seq_len: int = 0
     graph: bool = False
-    """Are graphs asked for?"""
+    """Are graphs requested?"""
     max_running_req: int = 256
     backends: Mapping[str, BackendChoice] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -116,27 +75,6 @@ class PlanQuery:
         return self.max_seq_len or self.model.max_position_embeddings
 
 
-def wants_graph(cuda_graph_max_bs: int | None, device: DeviceFacts) -> bool:
-    """Are graphs asked for? None means the device's default: yes on CUDA, no on a CPU."""
-    return device.kind == "cuda" if cuda_graph_max_bs is None else cuda_graph_max_bs > 0
-
-
-class PlanEntry(NamedTuple):
-    """One decision of a plan: a role, narrowed where the role is resolved piece by piece."""
-
-    role: Role
-    phase: Phase | None = None
-    op: str | None = None
-    shape: tuple[int, int] | None = None
-    """(N, K) of a matrix product"""
-
-    @property
-    def label(self) -> str:
-        """Such as ``attention.decode``, ``ops.sample``, ``linear.4096x1024`` or ``kv``."""
-        part = self.phase or self.op or (f"{self.shape[0]}x{self.shape[1]}" if self.shape else "")
-        return f"{self.role}.{part}" if part else self.role
-
-
 class Joint(NamedTuple):
     """The values on which all roles must agree."""
 
@@ -150,8 +88,8 @@ class Joint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """What one entry asks of a backend's caps. None (or an empty set) means that it does not ask."""
+class Requirement:
+    """What a plan entry requires of a capability set. None (or an empty set) means that it requires nothing there."""
 
     device: DeviceFacts | None = None
     dtype: str | None = None
@@ -171,26 +109,6 @@ class Need:
     architecture: str | None = None
     exact: bool = False
     """Must it lose nothing but the rounding of the dtype?"""
-
-
-STORING_OP: Final = "qk_norm_rope_store"
-"""The operation that writes the pool, so that its dtype and layout matter to it."""
-
-
-def rank_heads(query: PlanQuery) -> tuple[int, int]:
-    """This rank's (query heads, kv heads), kv heads replicated where there are fewer than ranks."""
-    q_heads, kv_heads, tp = query.model.num_q_heads, query.model.num_kv_heads, query.tp_size
-    if tp < 1:
-        raise ConfigError(f"tp_size {tp} is not positive", field="tp_size", value=tp, remedy="use 1 or more ranks")
-    whole = kv_heads % tp == 0 if kv_heads >= tp else tp % kv_heads == 0
-    if q_heads % tp or not whole:
-        raise ConfigError(
-            f"{q_heads} query heads and {kv_heads} kv heads cannot be cut over tp_size {tp}",
-            field="tp_size",
-            value=tp,
-            remedy=f"use a tp_size that divides {q_heads} and that divides {kv_heads} or is a multiple of it",
-        )
-    return q_heads // tp, max(kv_heads // tp, 1)
 
 
 def entries_of(query: PlanQuery) -> list[PlanEntry]:
@@ -235,44 +153,39 @@ def weight_shape(text: str) -> tuple[int, int] | None:
     return int(n), int(k)
 
 
-def need_of(entry: PlanEntry, query: PlanQuery, joint: Joint) -> Need:
-    """What this entry asks for; the roles' rules are those of the table in :class:`minisgl_core.plugin_api.Caps`."""
-    device, dtype, capture = query.device, query.dtype, joint.graph
-    if entry.role == "attention":
-        q_heads, kv_heads = rank_heads(query)
-        return Need(
-            device=device,
-            dtype=dtype,
-            kv_dtype=query.pool_dtype,
-            head_dim=query.model.head_dim,
-            gqa_ratio=q_heads // kv_heads,
-            page_size=joint.page_size,
-            kv_layout=joint.kv_layout,
-            phase=entry.phase,
-            capture=capture and entry.phase == "decode",
-            features=frozenset({"window"}) if short_windows(query) else frozenset(),
-        )
-    if entry.role == "kv" or entry.op == STORING_OP:
-        return Need(
-            device=device,
-            dtype=dtype,
-            kv_dtype=query.pool_dtype,
-            head_dim=query.model.head_dim,
-            page_size=joint.page_size,
-            kv_layout=joint.kv_layout,
-            capture=capture,
-            op=entry.op,
-        )
-    if entry.role == "graph":
-        return Need(device=device, capture=capture, no_capture=query.graph and not capture)
+def requirement_of(entry: PlanEntry, query: PlanQuery, joint: Joint) -> Requirement:
+    """What a plan entry requires at these joint values; the operation that writes the pool also what ``kv`` does."""
+    q_heads, kv_heads = query.model.rank_heads(query.tp_size)
+    known = {
+        "dtype": query.dtype,
+        "kv_dtype": query.pool_dtype,
+        "head_dim": query.model.head_dim,
+        "gqa_ratio": q_heads // kv_heads,
+        "page_size": joint.page_size,
+        "kv_layout": joint.kv_layout,
+        "phase": entry.phase,
+        "op": entry.op,
+        "format": "plain",
+        "architecture": query.model.architecture,
+    }
+    role, graph_role = entry.role, entry.role == "graph"
+    fields = (*REQUIRED.get(role, ()), *(REQUIRED["kv"] if entry.op == STORING_OP else ()))
+    windows = role == "attention" and bool(short_windows(query))
+    values: dict[str, Any] = {name: known[name] for name in fields}
+    return Requirement(
+        device=None if role == "models" else query.device,
+        capture=joint.graph and _is_captured(entry, query),
+        no_capture=graph_role and query.graph and not joint.graph,
+        features=frozenset({"window"}) if windows else frozenset(),
+        **values,
+    )
+
+
+def _is_captured(entry: PlanEntry, query: PlanQuery) -> bool:
+    """Is it a part of decode steps, which are what is captured?"""
     if entry.role == "comm":
-        return Need(device=device, dtype=dtype, capture=capture and query.tp_size > 1)
-    if entry.role == "platform":
-        return Need(device=device)
-    if entry.role == "models":
-        return Need(architecture=query.model.architecture)
-    weight_format = "plain" if entry.role == "linear" else None
-    return Need(device=device, dtype=dtype, capture=capture, op=entry.op, format=weight_format)
+        return query.tp_size > 1
+    return entry.phase != "prefill" and entry.role not in ("platform", "models")
 
 
 def short_windows(query: PlanQuery) -> list[int]:

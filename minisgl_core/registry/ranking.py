@@ -3,126 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
-from minisgl_core.errors import ConfigError, nearest
-from minisgl_core.plugin_api import OP_NAMES, ROLES
+from minisgl_core.plan import PlanEntry
 
-from .query import ANY_KEY, PlanEntry, PlanQuery, weight_shape
+from .query import PlanQuery
 from .records import Candidate
+from .selection import Selection
 
-__all__ = [
-    "AUTO",
-    "Rank",
-    "Selection",
-    "check_backends",
-    "measured_cost",
-    "rank_of",
-    "selection_of",
-    "selects",
-    "why_preferred",
-]
-
-AUTO: Final = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What the config says about one entry: backend names in order of preference; empty means ``auto``."""
-
-    names: tuple[str, ...] = ()
-
-    @property
-    def auto(self) -> bool:
-        """May a backend be chosen that the config does not name?"""
-        return not self.names or AUTO in self.names
-
-    def place(self, candidate: Candidate) -> int | None:
-        """Index of the name that means this candidate; None if it may not be chosen."""
-        for place, name in enumerate(self.names):
-            if name != AUTO and selects(name, candidate):
-                return place
-        if not self.names:
-            return 0
-        return self.names.index(AUTO) if AUTO in self.names else None
-
-    def names_it(self, candidate: Candidate) -> bool:
-        """Is it named, rather than left to ``auto``?"""
-        return any(name != AUTO and selects(name, candidate) for name in self.names)
-
-    def pins_distribution(self, candidate: Candidate) -> bool:
-        """Is it named together with its distribution?"""
-        return any("@" in name and selects(name, candidate) for name in self.names)
-
-
-def selects(text: str, candidate: Candidate) -> bool:
-    """Does ``name[/variant][@distribution]`` mean this candidate?"""
-    rest, _, distribution = text.partition("@")
-    name, _, variant = rest.partition("/")
-    spec = candidate.spec
-    if name != spec.name or (variant and variant != spec.variant):
-        return False
-    if not distribution:
-        return not candidate.qualified
-    return canonicalize_name(distribution) == canonicalize_name(candidate.distribution)
-
-
-def selection_of(entry: PlanEntry, query: PlanQuery) -> Selection:
-    """The config's word on a plan entry; :func:`check_backends` has accepted the config."""
-    value = query.backends.get(entry.role, AUTO)
-    if isinstance(value, Mapping):
-        part = entry.label.partition(".")[2] or ANY_KEY
-        value = value.get(part, value.get(ANY_KEY, AUTO))
-    names = (value,) if isinstance(value, str) else tuple(value)
-    return Selection(() if names == (AUTO,) else names)
-
-
-def check_backends(backends: Mapping[str, object]) -> None:
-    """Raise :class:`ConfigError` for an unknown role, an unknown key of a role's table, or a value that is no name."""
-    for role, value in backends.items():
-        _check_key("backends", role, ROLES)
-        if isinstance(value, Mapping):
-            for key, names in value.items():
-                if role == "linear":
-                    weight_shape(key)
-                else:
-                    _check_key(f"backends.{role}", key, _KEYS.get(role, ()))
-                _check_names(f"backends.{role}.{key}", names)
-        else:
-            _check_names(f"backends.{role}", value)
-
-
-_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "attention": ("prefill", "decode", ANY_KEY),
-    "ops": (*OP_NAMES, ANY_KEY),
-}
-
-
-def _check_key(table: str, key: str, known: Sequence[str]) -> None:
-    if key in known:
-        return
-    hint = nearest(key, known) or (f"known are {', '.join(known)}" if known else "this role is chosen as a whole")
-    raise ConfigError(f"unknown key {key!r} in {table}", field=f"{table}.{key}", value=key, remedy=hint)
-
-
-def _check_names(setting: str, value: object) -> None:
-    names = [value] if isinstance(value, str) else value
-    if isinstance(names, Sequence) and names and all(isinstance(name, str) and name for name in names):
-        return
-    raise ConfigError(
-        f"{setting} is {value!r}", field=setting, value=value, remedy="give a backend name, a list of names, or auto"
-    )
-
-
-def measured_cost(costs: Mapping[str, float], candidate: Candidate) -> float:
-    """A candidate's cost by its label, ``name/variant`` or name; infinity if it was not measured."""
-    spec = candidate.spec
-    names = (candidate.label, *(() if candidate.qualified else (f"{spec.name}/{spec.variant}", spec.name)))
-    return next((costs[name] for name in names if name in costs), math.inf)
+__all__ = ["Rank", "measured_cost", "rank_of", "why_preferred"]
 
 
 class Rank(NamedTuple):
@@ -147,7 +39,7 @@ def rank_of(
     entry: PlanEntry, candidate: Candidate, selection: Selection, query: PlanQuery, trusted: Collection[str] = ()
 ) -> Rank:
     """The rank of a candidate that the selection admits. Variants of a name that config gives keep their plugin's order
-    and nothing else counts. ``trusted``: distributions that count as incumbents in this entry.
+    and nothing else counts. ``trusted``: distributions that count as incumbents for this entry.
     """
     spec, place = candidate.spec, selection.place(candidate) or 0
     if selection.names_it(candidate):
@@ -156,9 +48,16 @@ def rank_of(
     named = candidate.distribution in trusted or canonicalize_name(candidate.distribution) in map(
         canonicalize_name, query.allow or ()
     )
-    unseeded = entry.op == "sample" and not any(box.per_row_seed for box in spec.caps)
+    unseeded = entry.op == "sample" and not any(caps.per_row_seed for caps in spec.caps)
     newcomer = not (candidate.incumbent or named or cost < math.inf)
     return Rank(place, newcomer, unseeded, cost, spec.tier, spec.name, candidate.distribution, candidate.index)
+
+
+def measured_cost(costs: Mapping[str, float], candidate: Candidate) -> float:
+    """A candidate's cost by its label, ``name/variant`` or name; infinity if it was not measured."""
+    spec = candidate.spec
+    names = (candidate.label, *(() if candidate.qualified else (f"{spec.name}/{spec.variant}", spec.name)))
+    return next((costs[name] for name in names if name in costs), math.inf)
 
 
 def why_preferred(winner: Candidate, best: Rank, loser: Candidate, rank: Rank) -> str:

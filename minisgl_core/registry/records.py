@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any
 
-import pluggy
-from packaging.utils import canonicalize_name
-
-from minisgl_core.errors import ConfigError, nearest
+from minisgl_core.installation import Note, check_lists, exclusion
 from minisgl_core.plugin_api import BackendSpec, Role
+from minisgl_core.plugin_api.hooks import CORE
+from minisgl_core.sandbox import diverted_output
 
-from .guest import ProcessEndsError, as_guest
 from .index import is_listed
 
-__all__ = ["CORE", "Candidate", "Note", "PluginRecord", "Registry", "exclusion_lines"]
-
-CORE: Final = "minisgl-core"
-"""The distribution of the core and of its built-in backends."""
+__all__ = ["CORE", "Candidate", "Note", "PluginRecord", "Registry"]
 
 logger = logging.getLogger("minisgl.registry")
 
@@ -42,18 +37,18 @@ class Candidate:
 
     @property
     def typed_name(self) -> str:
-        """The shortest name that means it, without the variant: such as ``fa``, or ``fa@some-dist``."""
+        """The shortest name that means it, without the variant: ``NAME``, or ``NAME@DISTRIBUTION``."""
         return f"{self.spec.name}@{self.distribution}" if self.qualified else self.spec.name
 
     @property
     def label(self) -> str:
-        """Such as ``fa/fa3@minisgl-fa``."""
+        """``NAME@DISTRIBUTION`` or ``NAME/VARIANT@DISTRIBUTION``."""
         variant = f"/{self.spec.variant}" if self.spec.variant else ""
         return f"{self.spec.name}{variant}@{self.distribution}"
 
     @property
     def key(self) -> str:
-        """Unique in a registry: such as ``attention:fa/fa3@minisgl-fa``."""
+        """Unique in a registry: ``ROLE:`` and the label."""
         return f"{self.spec.role}:{self.label}"
 
 
@@ -72,29 +67,26 @@ class PluginRecord:
     import_ms: float = 0.0
     heavy_imports: tuple[str, ...] = ()
     """Heavy packages that its import pulled in first."""
+    effects: tuple[str, ...] = ()
+    """What its import changes in the process, such as ``changes the environment: X``."""
     printed: str = ""
     """The first line that it wrote to standard output while it was loaded; standard error got it instead."""
     hooks: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    observer: Callable[..., object] | None = field(default=None, compare=False, repr=False)
+    """Its hook that is notified of the plan."""
     failure: str = ""
     excluded: str = ""
     """The list that keeps it out: ``allow`` or ``deny``; it is not imported then."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "candidates"}
+        names = [field.name for field in fields(self) if field.name not in ("candidates", "observer")]
+        own = {name: getattr(self, name) for name in names}
         texts = {name: own[name] or None for name in ("printed", "failure", "excluded")}
-        lists = {"heavy_imports": list(self.heavy_imports), "hooks": list(self.hooks)}
+        lists = {name: list(value) for name, value in own.items() if isinstance(value, tuple)}
         backends = [item.key for item in self.candidates]
         return {**own, **texts, **lists, "import_ms": round(self.import_ms, 3), "backends": backends}
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something odd about the installation itself, such as stale metadata that hides a distribution."""
-
-    distribution: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -103,8 +95,6 @@ class Registry:
 
     plugins: tuple[PluginRecord, ...]
     notes: tuple[Note, ...] = ()
-    manager: pluggy.PluginManager | None = field(default=None, compare=False, repr=False)
-    """Holds the plugins that passed every check, by the name that :class:`PluginRecord` calls ``distribution``."""
 
     def candidates(self, role: Role) -> tuple[Candidate, ...]:
         """Every backend on offer for a role, in a fixed order that does not depend on installation."""
@@ -120,7 +110,7 @@ class Registry:
             return replace(item, spec=replace(item.spec, requires=())) if item.key == candidate.key else item
 
         plugins = (replace(plugin, candidates=tuple(map(met, plugin.candidates))) for plugin in self.plugins)
-        return Registry(tuple(plugins), self.notes, self.manager)
+        return replace(self, plugins=tuple(plugins))
 
     def failures(self) -> tuple[PluginRecord, ...]:
         """The plugins that could not be loaded."""
@@ -139,65 +129,19 @@ class Registry:
         plugins = []
         for plugin in self.plugins:
             excluded = plugin.excluded or exclusion(plugin.distribution, allow, deny)
-            plugins.append(replace(plugin, candidates=(), failure="", excluded=excluded) if excluded else plugin)
-        return Registry(tuple(plugins), self.notes, self.manager)
+            kept_out = replace(plugin, candidates=(), observer=None, failure="", excluded=excluded)
+            plugins.append(kept_out if excluded else plugin)
+        return replace(self, plugins=tuple(plugins))
 
     def announce(self, plan: Mapping[str, object]) -> None:
-        """Call the observers. One that raises is logged and hinders nobody."""
-        if self.manager is None:
-            return
-        plugins = self.manager.get_plugins()
-        kept = {plugin.distribution for plugin in self.plugins if not (plugin.failure or plugin.excluded)}
-        for plugin in plugins:
-            name = self.manager.get_name(plugin) or ""
-            if name.partition(":")[0] not in kept:
+        """Call the observers. One that raises is logged and stops no other."""
+        for plugin in self.plugins:
+            if plugin.observer is None:
                 continue
-            caller = self.manager.subset_hook_caller("minisgl_plan_resolved", plugins - {plugin})
+            code = getattr(plugin.observer, "__code__", None)
+            takes_plan = code is None or "plan" in code.co_varnames[: code.co_argcount]
             try:
-                with as_guest():
-                    caller(plan=plan)
-            except (Exception, ProcessEndsError):
-                logger.exception("the plan observer of plugin %s failed", name)
-
-
-def exclusion_lines(excluded: Mapping[str, str]) -> tuple[str, ...]:
-    """:meth:`Registry.excluded` for people, a text for each list."""
-    lists: dict[str, list[str]] = {}
-    for distribution, name in excluded.items():
-        lists.setdefault(name, []).append(distribution)
-    return tuple(f"plugins.{name} keeps out {', '.join(found)}" for name, found in sorted(lists.items()))
-
-
-def exclusion(distribution: str, allow: Sequence[str] | None, deny: Sequence[str]) -> str:
-    """Which list keeps a distribution out; empty if none does. The core itself is always in."""
-    name = canonicalize_name(distribution)
-    if name == CORE:
-        return ""
-    if name in {canonicalize_name(item) for item in deny}:
-        return "deny"
-    if allow is not None and name not in {canonicalize_name(item) for item in allow}:
-        return "allow"
-    return ""
-
-
-def check_lists(installed: Sequence[str], allow: Sequence[str] | None, deny: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` for a listed name that no installed plugin has, and for denying the core."""
-    known = {canonicalize_name(name) for name in installed}
-    for setting, names in (("plugins.allow", allow or ()), ("plugins.deny", deny)):
-        for name in names:
-            if canonicalize_name(name) not in known:
-                raise ConfigError(
-                    f"{setting} names {name!r}, which is no installed plugin",
-                    field=setting,
-                    value=name,
-                    # the nearest name is no guess for deny: it would switch off another plugin
-                    remedy=(nearest(name, known) if setting == "plugins.allow" else "")
-                    or f"installed: {', '.join(sorted(known)) or 'none'}",
-                )
-    if CORE in {canonicalize_name(name) for name in deny}:
-        raise ConfigError(
-            f"plugins.deny names {CORE}, which nothing runs without",
-            field="plugins.deny",
-            value=CORE,
-            remedy="remove it; choose other backends by name in [backends]",
-        )
+                with diverted_output():
+                    plugin.observer(**({"plan": plan} if takes_plan else {}))
+            except Exception:
+                logger.exception("the plan observer of plugin %s failed", plugin.distribution)

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from minisgl_core.errors import BackendError, UsageError, nearest
+from minisgl_core.installation import Environment, exclusion_lines
 from minisgl_core.plugin_api import Reason, Role
 
 from .advice import Adviser
 from .index import brings, serving
-from .query import PlanEntry, PlanQuery
-from .records import Registry, exclusion_lines
-from .requirements import Environment
+from .records import Registry
 from .solve import Field, Solution, Verdict
 
 __all__ = ["SEE_EXPLAIN", "UnknownBackendError", "refusal", "unknown_backend"]
@@ -24,7 +23,7 @@ SEE_EXPLAIN: Final = "`minisgl explain` shows every candidate and what would all
 
 _FROM_WHEELS: Final = "(built by make wheels: see --find-links in the README)"
 _GRAVEST: Final = {"device": 0, "sm": 1, "requires": 2}
-"""Codes of the reasons to give first: what nobody can change, then what can be installed."""
+"""Codes of the reasons to give first: what cannot be changed, then what can be installed."""
 
 
 class UnknownBackendError(BackendError, UsageError):
@@ -54,20 +53,20 @@ def unknown_backend(role: Role, text: str, device_kind: str, registry: Registry)
     )
 
 
-def refusal(query: PlanQuery, solution: Solution, registry: Registry, environment: Environment | None) -> BackendError:
+def refusal(solution: Solution, registry: Registry, environment: Environment | None) -> BackendError:
     """The error for a query without a solution: its smallest conflict, and below it the reasons of each candidate with
     what would allow it.
     """
-    fields = [field for field in solution.fields if field.entry in solution.conflict]
-    if _is_unsupported(fields, query, solution):
-        return _unsupported_architecture(fields[0], query)
-    message = _headline(fields, query)
-    absent, named = _absent_plugins(fields, query, solution, registry), _named(fields, query, solution, registry)
+    fields, device = [field for field in solution.fields if field.entry in solution.conflict], solution.query.device
+    if fields[0].entry.role == "models" and _all_lack("architecture", solution.verdicts(fields[0])):
+        return _unsupported_architecture(fields[0])
+    message = _headline(fields)
+    absent, named = _absent_plugins(fields, solution, registry), _named(fields, solution, registry)
     if absent:
         install = f"pip install {' '.join(absent)} {_FROM_WHEELS}"
-        message = f"no plugin for {query.device.kind} is installed: {install}; {message}"
+        message = f"no plugin for {device.kind} is installed: {install}; {message}"
     failed = [f"plugin {plugin.distribution} failed to load: {plugin.failure}" for plugin in registry.failures()]
-    adviser = Adviser(query, solution, registry, environment)
+    adviser = Adviser(solution, registry, environment)
     details = [*_details(fields, adviser), *failed, *exclusion_lines(registry.excluded())]
     if named is not None and not absent:
         details.insert(0, f"{message}; no other was considered")
@@ -76,12 +75,13 @@ def refusal(query: PlanQuery, solution: Solution, registry: Registry, environmen
         message,
         field=fields[0].entry.label,
         value=fields[0].selection.names or None,
-        remedy="" if absent else named.remedy if named else _remedy(query, fields, registry),
+        remedy="" if absent else named.remedy if named else _remedy(fields, registry),
         details=details,
     )
 
 
-def _headline(fields: Sequence[Field], query: PlanQuery) -> str:
+def _headline(fields: Sequence[Field]) -> str:
+    query = fields[0].query
     labels = " and ".join(field.entry.label for field in fields)
     what = f"{query.model.architecture} in {query.dtype} on {query.device}"
     if len(fields) > 1:
@@ -94,21 +94,20 @@ class _NamedInVain(NamedTuple):
     remedy: str
 
 
-def _named(fields: Sequence[Field], query: PlanQuery, solution: Solution, registry: Registry) -> _NamedInVain | None:
+def _named(fields: Sequence[Field], solution: Solution, registry: Registry) -> _NamedInVain | None:
     """What to say first where config names the backends of a plan entry, so that no other was considered."""
     field = next((field for field in fields if not field.selection.auto), None)
     if field is None:
         return None
     names, role = field.selection.names, field.entry.role
     others = [
-        {item.candidate.typed_name: None for item in other.outsiders(query, solution.joint) if not item.reasons}
+        {item.candidate.typed_name: None for item in other.outsiders(solution.joint) if not item.reasons}
         for other in solution.fields
         if other.entry.role == role and other.selection == field.selection
     ]
     shared = [name for name in others[0] if all(name in names for names in others)]
-    use = f", or use {' or '.join(shared)}" if shared else ""
-    message = f"you named {', '.join(names)} for {role}; it {_lack(field.verdicts(query, solution.joint))}"
-    return _NamedInVain(message, f"leave it out{use}" if use else _remedy(query, fields, registry))
+    message = f"you named {', '.join(names)} for {role}; it {_lack(solution.verdicts(field))}"
+    return _NamedInVain(message, f"leave it out, or use {' or '.join(shared)}" if shared else _remedy(fields, registry))
 
 
 def _lack(verdicts: Sequence[Verdict]) -> str:
@@ -129,17 +128,14 @@ def _lack(verdicts: Sequence[Verdict]) -> str:
     return f"does not fit ({replace(reason, fix='')})"
 
 
-def _is_unsupported(fields: Sequence[Field], query: PlanQuery, solution: Solution) -> bool:
-    """Does no model class serve the architecture, whatever else they lack?"""
-    return fields[0].entry.role == "models" and all(
-        any(reason.code == "architecture" for reason in verdict.reasons)
-        for verdict in fields[0].verdicts(query, solution.joint)
-    )
+def _all_lack(code: str, verdicts: Sequence[Verdict], or_else: str = "") -> bool:
+    """Has every one of them a reason of this code, or of the other one?"""
+    return all(any(reason.code in (code, or_else) for reason in verdict.reasons) for verdict in verdicts)
 
 
-def _unsupported_architecture(field: Field, query: PlanQuery) -> BackendError:
-    name = query.model.architecture
-    known = {known for item in field.ranked for box in item.candidate.spec.caps for known in box.architectures}
+def _unsupported_architecture(field: Field) -> BackendError:
+    name = field.query.model.architecture
+    known = {known for item in field.ranked for caps in item.candidate.spec.caps for known in caps.architectures}
     return BackendError(
         f"unsupported architecture {name!r}; known: {', '.join(sorted(known)) or 'none'}",
         field="architectures",
@@ -147,21 +143,14 @@ def _unsupported_architecture(field: Field, query: PlanQuery) -> BackendError:
     )
 
 
-def _absent_plugins(
-    fields: Sequence[Field], query: PlanQuery, solution: Solution, registry: Registry
-) -> tuple[str, ...]:
-    """This project's plugins for the device, if none of them is here and nothing else is meant for that device."""
-    kind = query.device.kind
-    roles = {field.entry.role for field in solution.fields}
-    packages = serving(kind, *roles)
+def _absent_plugins(fields: Sequence[Field], solution: Solution, registry: Registry) -> tuple[str, ...]:
+    """The listed plugins for the device, if none of them is here and nothing else is meant for that device."""
+    kind = solution.query.device.kind
+    packages = serving(kind, *{field.entry.role for field in solution.fields})
     if not {plugin.distribution for plugin in registry.plugins}.isdisjoint(packages):
         return ()
     lacking = any(
-        serving(kind, field.entry.role)
-        and all(
-            any(reason.code in ("device", "stand_in") for reason in verdict.reasons)
-            for verdict in field.verdicts(query, solution.joint)
-        )
+        serving(kind, field.entry.role) and _all_lack("device", solution.verdicts(field), "stand_in")
         for field in fields
     )
     return packages if lacking else ()
@@ -170,7 +159,7 @@ def _absent_plugins(
 def _details(fields: Sequence[Field], adviser: Adviser) -> Iterator[str]:
     """A line for each candidate."""
     for field in fields:
-        verdicts = field.verdicts(adviser.query, adviser.solution.joint)
+        verdicts = adviser.solution.verdicts(field)
         head = f"{field.entry.label}: " if len(fields) > 1 else ""
         if not verdicts:
             yield f"{head}none is installed"
@@ -180,23 +169,20 @@ def _details(fields: Sequence[Field], adviser: Adviser) -> Iterator[str]:
             yield f"{head}{verdict.candidate.label}: {why}{f' ({advice} would do)' if advice else ''}"
 
 
-def _remedy(query: PlanQuery, fields: Iterable[Field], registry: Registry) -> str:
+def _remedy(fields: Iterable[Field], registry: Registry) -> str:
     for field in fields:
-        kept_out = not registry.excluded().keys().isdisjoint(serving(query.device.kind, field.entry.role))
+        packages = serving(field.query.device.kind, field.entry.role)
+        kept_out = not registry.excluded().keys().isdisjoint(packages)
         if kept_out or all(_needs_install(item.static) for item in field.ranked):
-            return _install_for(field.entry, query, registry)
+            if field.entry.role == "models":
+                architecture = field.query.model.architecture
+                return f"install a plugin with a model for {architecture}, or use a model of a known architecture"
+            return _pip(packages, registry) or SEE_EXPLAIN
     return SEE_EXPLAIN
 
 
 def _needs_install(reasons: Iterable[Reason]) -> bool:
     return any(reason.code in ("requires", "stand_in") for reason in reasons)
-
-
-def _install_for(entry: PlanEntry, query: PlanQuery, registry: Registry) -> str:
-    packages = serving(query.device.kind, entry.role)
-    if entry.role == "models":
-        return f"install a plugin with a model for {query.model.architecture}, or use a model of a known architecture"
-    return _pip(packages, registry) or SEE_EXPLAIN
 
 
 def _pip(packages: Sequence[str], registry: Registry) -> str:

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 _SHORT: Final = {("model", "path"): "model"}
 """Settings whose flag and variable are not named by their key alone."""
 _SHADOW: Final = "shadow"
-"""In ``[backends]``, beside the roles: ``--backend shadow.attention=NAME`` means its keys too."""
+"""In ``[backends]``, in addition to the roles: ``--backend shadow.attention=NAME`` means its keys too."""
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {"attention": ("prefill", "decode"), "ops": OP_NAMES}
 """What a role can be chosen for one by one."""
 _TABLES: Final = (*SECTIONS, "backends", "plugins")

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from minisgl_core.plugin_api.devices import DEVICE_CHOICES
 
 __all__ = ["SECTIONS", "DebugSettings", "EngineSettings", "ModelSettings", "ServerSettings", "Settings"]
 
 Positive = Annotated[int, Field(ge=1)]
+if TYPE_CHECKING:
+    Device = str
+else:
+    Device = Literal[DEVICE_CHOICES]
 Text = Annotated[str, Field(min_length=1)]
 """An empty one is a mistake, such as a shell variable that is not set; to have none, leave the setting out."""
 
@@ -38,7 +44,7 @@ class ModelSettings(_Section):
 class EngineSettings(_Section):
     """``[engine]``"""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to run")
+    device: Device = Field(default="auto", description="where to run")
     tp_size: Positive = Field(default=1, description="tensor-parallel ranks")
     page_size: Positive | Literal["auto"] = Field(
         default="auto", description="tokens per KV page; auto = what the backends like"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 
 from minisgl_core.plugin_api import LayerFacts, Phase
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 
 from .attention_batches import check_in_flight, check_in_turn, check_moved, lens_of_moved
 from .attention_bench import AttentionBench, Geometry, Lens, whose
@@ -64,13 +64,13 @@ class AttentionCheck(Check):
     """Least number of slots of the pool."""
     seed: int = 0
 
-    def need(self, fixture: DeviceFixture) -> Need:
+    def requirement(self, fixture: DeviceFixture) -> Requirement:
         features = set[str]()
         if any(facts.window is not None for facts in self.layers):
             features.add("window")
         if any(facts.softcap is not None for facts in self.layers):
             features.add("softcap")
-        return Need(
+        return Requirement(
             device=fixture.facts,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype or self.dtype,

@@ -49,7 +49,7 @@ CPU_STRESS: Final = _StressSize(40, 1100, 2)
 
 def attention_checks(under_test: BackendUnderTest, fixture: DeviceFixture, quick: bool) -> list[Check]:
     """All checks, with unique names, in a fixed order; those inside the caps come first."""
-    on_gpu = fixture.facts.kind == "cuda"
+    on_gpu = not fixture.facts.about.on_host
     return collect(under_test, fixture, lambda caps: _of_caps(caps, quick, on_gpu), lambda caps: _beyond(caps, quick))
 
 

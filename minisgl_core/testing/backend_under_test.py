@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minisgl_core.errors import BackendError, UsageError
-from minisgl_core.plugin_api import ROLES, AnyValue, BackendSpec, Caps, Role
+from minisgl_core.errors import BackendError
+from minisgl_core.installation import Installed, check_requires
+from minisgl_core.plugin_api import AnyValue, BackendSpec, Caps, Role
 from minisgl_core.registry import Candidate, Choice, DeviceFacts, Registry, build, discover
 from minisgl_core.registry.matching import match
-from minisgl_core.registry.query import Need
-from minisgl_core.registry.ranking import selects
-from minisgl_core.registry.requirements import Installed, check_requirements
+from minisgl_core.registry.query import Requirement
+from minisgl_core.registry.selection import offers_of
 
 __all__ = ["BackendUnderTest", "names_of"]
 
@@ -47,25 +47,8 @@ class BackendUnderTest:
         """
         if isinstance(what, BackendSpec):
             return cls(what, options=options or {})
-        before, colon, name = what.rpartition(":")
-        found_role = before if colon else role
-        if found_role not in ROLES:
-            raise UsageError(
-                f"{what!r} names no role", field="backend", value=what, remedy="write such as attention:fa"
-            )
         registry = registry or discover()
-        offers = sorted(
-            (item for item in registry.candidates(found_role) if selects(name, item)), key=lambda item: item.index
-        )
-        if not offers:
-            known = ", ".join(sorted({item.spec.name for item in registry.candidates(found_role)}))
-            failed = ", ".join(f"{plugin.distribution} ({plugin.failure})" for plugin in registry.failures())
-            raise UsageError(
-                f"no installed plugin offers {what!r}" + (f"; failed to load: {failed}" if failed else ""),
-                field="backend",
-                value=what,
-                remedy=f"there are {known or 'none'}",
-            )
+        offers = offers_of(what, registry, role)
         refusals = {item.label: _refusal(item.spec, device) for item in offers}
         fitting = [item for item in offers if not refusals[item.label]]
         if not fitting:
@@ -92,12 +75,12 @@ class BackendUnderTest:
 
     def capability_sets(self, device: DeviceFacts) -> list[Caps]:
         """The capability sets that cover this device."""
-        need = Need(device=device)
-        return [caps for caps in self.spec.caps if self.claims(need, [caps])]
+        required = Requirement(device=device)
+        return [caps for caps in self.spec.caps if self.claims(required, [caps])]
 
-    def claims(self, need: Need, capability_sets: Iterable[Caps]) -> bool:
+    def claims(self, required: Requirement, capability_sets: Iterable[Caps]) -> bool:
         """True if one of these capability sets meets the requirement."""
-        return any(match(_with(self.spec, caps), need)[0] is not None for caps in capability_sets)
+        return any(match(_with(self.spec, caps), required)[0] is not None for caps in capability_sets)
 
     def choice(self, caps: Caps | None = None, options: Mapping[str, Any] | None = None) -> Choice:
         """The choice as a plan would contain it."""
@@ -129,5 +112,5 @@ def _with(spec: BackendSpec, caps: Caps) -> BackendSpec:
 
 
 def _refusal(spec: BackendSpec, device: DeviceFacts) -> list[str]:
-    reasons = [str(reason) for reason in check_requirements(spec, Installed())]
-    return reasons + [str(reason) for reason in match(spec, Need(device=device))[1]]
+    reasons = [str(reason) for reason in check_requires(spec, Installed())]
+    return reasons + [str(reason) for reason in match(spec, Requirement(device=device))[1]]

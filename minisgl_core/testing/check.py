@@ -12,7 +12,7 @@ from .hygiene import same_process
 
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import Caps
-    from minisgl_core.registry.query import Need
+    from minisgl_core.registry.query import Requirement
 
     from .backend_under_test import BackendUnderTest
     from .device_fixture import DeviceFixture
@@ -52,7 +52,7 @@ class Check:
         with fixture.active(), same_process():
             return self.run(under_test, fixture)
 
-    def need(self, fixture: DeviceFixture) -> Need | None:
+    def requirement(self, fixture: DeviceFixture) -> Requirement | None:
         """The requirement that resolving would match; None for checks that caps do not cover."""
         return None
 
@@ -80,5 +80,5 @@ class Check:
 
 def caps_of(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> Caps | None:
     """The capability set that contains a check; None outside."""
-    need = check.need(fixture)
-    return None if need is None else match(under_test.spec, need)[0]
+    required = check.requirement(fixture)
+    return None if required is None else match(under_test.spec, required)[0]

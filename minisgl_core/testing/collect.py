@@ -40,7 +40,7 @@ def collect(
     for caps in capability_sets:
         others = [other for other in capability_sets if other is not caps]
         for check in beyond(caps):
-            need = check.need(fixture)
-            if need is None or not under_test.claims(need, others):
+            required = check.requirement(fixture)
+            if required is None or not under_test.claims(required, others):
                 found.setdefault(check.name, check)
     return list(found.values())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from unittest import SkipTest
 
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 
 from .attention_checks import DTYPES
 from .backend_under_test import names_of
@@ -41,11 +41,11 @@ class CommCheck(Check):
     dtypes: tuple[str, ...] = ("float32",)
     capture: bool = False
 
-    def need(self, fixture: DeviceFixture) -> Need:
-        return Need(device=fixture.facts, dtype=self.dtypes[0], capture=self.capture and self.ranks > 1)
+    def requirement(self, fixture: DeviceFixture) -> Requirement:
+        return Requirement(device=fixture.facts, dtype=self.dtypes[0], capture=self.capture and self.ranks > 1)
 
     def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
-        if fixture.facts.kind == "cuda" and fixture.facts.count < self.ranks:
+        if not fixture.facts.about.on_host and fixture.facts.count < self.ranks:
             raise SkipTest(f"needs {self.ranks} GPUs, {fixture.facts.count} are here")
         task = RankTask(under_test, fixture.facts, 0, self.ranks, _free_port(), self.dtypes, self.capture)
         found = run_collectives(task, fixture) if self.ranks == 1 else _launch(task)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from minisgl_core.errors import ConfigError
-from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, AnyValue, Caps, Role
-from minisgl_core.registry import build, fuses, import_hygiene, load_class
-from minisgl_core.registry.imports import import_object
-from minisgl_core.registry.probe import ProbeCrash, ProbeProcess
+from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, Caps, Role
+from minisgl_core.plugin_api.spec_validation import undeclared
+from minisgl_core.registry import build, fuses, load_class
+from minisgl_core.sandbox import Sandbox, SandboxError, import_object
+from minisgl_core.sandbox.imports import import_plugin, private_imports
 
 from .check import Check, Result
 from .compare import Mismatch, expect
@@ -21,16 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["ContractCheck", "contract_checks"]
 
 IMPORT_LIMIT_S: Final = 120.0
-
-_ASKED: Final[dict[Role, tuple[str, ...]]] = {
-    "attention": ("dtypes", "kv_dtypes", "head_dims", "gqa_ratios", "page_sizes", "kv_layouts", "phases"),
-    "kv": ("dtypes", "kv_dtypes", "head_dims", "page_sizes", "kv_layouts"),
-    "moe": ("dtypes",),
-    "ops": ("dtypes", "ops"),
-    "linear": ("dtypes", "formats"),
-    "comm": ("dtypes",),
-}
-"""Fields that resolving matches for each role; if one is left empty, nothing fits the capability set."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,32 +45,27 @@ class ContractCheck(Check):
         factory = under_test.spec.factory.partition(":")[0]
         request = {"module": module, "factories": [factory]}
         try:
-            with ProbeProcess(IMPORT_LIMIT_S) as process:
-                answer = process.ask({"ask": f"{import_hygiene.__name__}:import_plugin", "with": request})
-        except ProbeCrash as crash:
+            with Sandbox(IMPORT_LIMIT_S) as process:
+                answer = process.call(f"{import_plugin.__module__}:{import_plugin.__name__}", request)
+        except SandboxError as crash:
             raise Mismatch(f"importing {module}, the process {crash}") from crash
         expect(answer["ok"], f"importing {module} fails: {answer.get('error')}")
-        heavy, changed = answer["value"]["heavy"], answer["value"]["environment"]
+        heavy, effects = answer["value"]["heavy"], answer["value"]["effects"]
         inside = "import them inside functions or in the factory"
         expect(not heavy, f"importing {module} imports {', '.join(heavy)}: {inside}")
-        expect(not changed, f"importing {module} or {factory} changes the environment: {', '.join(changed)}")
-        private = sorted({name for one in (module, factory) for name in import_hygiene.private_imports(one)})
+        expect(not effects, f"importing {module} or {factory} {' and '.join(effects)}")
+        private = sorted({name for one in (module, factory) for name in private_imports(one)})
         expect(not private, f"it imports what is no part of the contract: {', '.join(private)}")
         return ""
 
     def _caps(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
         """Every capability set can be satisfied."""
         expect(bool(under_test.spec.caps), "the spec declares no caps: nothing is supported")
-        for number, caps in enumerate(under_test.spec.caps):
-            for name in ("devices", *_ASKED.get(under_test.spec.role, ())):
-                expect(
-                    _declared(getattr(caps, name)),
-                    f"capability set {number} leaves `{name}` empty: nothing fits it",
-                )
-            if "cuda" in _listed(caps.devices) and not isinstance(caps.sm, AnyValue):
-                low, high = caps.sm
-                expect(low <= high, f"capability set {number} declares no compute capability: sm={caps.sm}")
-            _check_ops(caps, number, under_test.spec.role)
+        for number, fields in undeclared(under_test.spec):
+            names = ", ".join(f"`{name}`" for name in fields)
+            expect(False, f"capability set {number} leaves {names} empty: nothing fits it")
+        for caps in under_test.spec.caps:
+            _check_ops(caps, under_test.spec.role)
 
     def _methods(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> None:
         """The factory can be imported and has every method of its role."""
@@ -114,15 +100,7 @@ def contract_checks() -> list[Check]:
     ]
 
 
-def _declared(value: Any) -> bool:
-    return isinstance(value, AnyValue) or (value is not None and value != ())
-
-
-def _listed(names: Any) -> tuple[str, ...]:
-    return () if isinstance(names, AnyValue) else tuple(names)
-
-
-def _check_ops(caps: Caps, number: int, role: Role) -> None:
+def _check_ops(caps: Caps, role: Role) -> None:
     known, what = (FUSABLE_OPS, "products cannot be fused with") if role == "linear" else (OP_NAMES, "do not exist")
     unknown = [name for name in caps.ops if name not in known]
-    expect(not unknown, f"capability set {number} offers operations that {what}: {', '.join(unknown)}")
+    expect(not unknown, f"the caps offer operations that {what}: {', '.join(unknown)}")

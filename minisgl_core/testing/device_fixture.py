@@ -11,13 +11,14 @@ from unittest import SkipTest
 
 import torch
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.builtin.platform import CpuPlatform, CudaPlatform
+from minisgl_core.installation import Installed, check_requires
 from minisgl_core.plugin_api import GraphSetup, StepOutput
-from minisgl_core.registry import Choice, DeviceFacts, build, detect_device, discover
-from minisgl_core.registry.imports import import_object
+from minisgl_core.registry import Choice, DeviceFacts, build, discover
 from minisgl_core.registry.matching import match
-from minisgl_core.registry.query import Need
-from minisgl_core.registry.requirements import Installed, check_requirements
+from minisgl_core.registry.query import Requirement
+from minisgl_core.sandbox import import_object
 
 from .leftovers import heap_bytes
 
@@ -62,7 +63,7 @@ class DeviceFixture:
 
     def __init__(self, device: DeviceFacts | str = "auto", index: int = 0) -> None:
         self.facts = detect_device(device) if isinstance(device, str) else device
-        self.platform: Platform = CudaPlatform(index) if self.facts.kind == "cuda" else CpuPlatform()
+        self.platform: Platform = CpuPlatform() if self.facts.about.on_host else CudaPlatform(index)
         self.device = self.platform.device
 
     @contextmanager
@@ -170,8 +171,8 @@ def _capturing_runner(device: DeviceFacts) -> Choice:
     offers = [
         item
         for item in discover().candidates("graph")
-        if match(item.spec, Need(device=device, capture=True))[0] is not None
-        and not check_requirements(item.spec, Installed())
+        if match(item.spec, Requirement(device=device, capture=True))[0] is not None
+        and not check_requires(item.spec, Installed())
     ]
     if not offers:
         raise SkipTest(f"no installed graph runner captures on {device}; minisgl-cpu-sim has one for the CPU")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 
 from minisgl_core.plugin_api import GraphSetup, SamplingMode
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 
 from .check import Check, Result
 from .compare import Mismatch, close, expect, same
@@ -41,8 +41,8 @@ class GraphCheck(Check):
     size: int = 1
     seed: int = 0
 
-    def need(self, fixture: DeviceFixture) -> Need:
-        return Need(device=fixture.facts, capture=self.scenario != "eager", no_capture=self.scenario == "eager")
+    def requirement(self, fixture: DeviceFixture) -> Requirement:
+        return Requirement(device=fixture.facts, capture=self.scenario != "eager", no_capture=self.scenario == "eager")
 
     def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
         if self.scenario == "in_turn":

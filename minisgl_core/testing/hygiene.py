@@ -15,7 +15,7 @@ from unittest import SkipTest
 import numpy as np
 import torch
 
-from minisgl_core.registry.import_hygiene import changed_variables
+from minisgl_core.sandbox.imports import changed_variables
 
 from .compare import Mismatch
 

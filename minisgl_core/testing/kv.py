@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from minisgl_core.plugin_api import Caps, KVSetup
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 
 from .attention_checks import ANY_HEAD_DIMS, ANY_PAGES, DTYPES, HEAD_DIMS, MANY_SLOTS, PAGE_SIZES
 from .backend_under_test import names_of
@@ -56,8 +56,8 @@ class KVCheck(CallCheck):
     def siblings(self) -> tuple[Self, ...]:
         return (*super().siblings(), replace(self, kv_heads=self.kv_heads + 1))
 
-    def need(self, fixture: DeviceFixture) -> Need:
-        return Need(
+    def requirement(self, fixture: DeviceFixture) -> Requirement:
+        return Requirement(
             device=fixture.facts,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype or self.dtype,

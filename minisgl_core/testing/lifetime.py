@@ -10,7 +10,7 @@ from .compare import Mismatch
 from .leftovers import descriptors
 
 if TYPE_CHECKING:
-    from minisgl_core.registry.query import Need
+    from minisgl_core.registry.query import Requirement
 
     from .backend_under_test import BackendUnderTest
     from .device_fixture import DeviceFixture
@@ -33,8 +33,8 @@ class LifetimeCheck(Check):
     def needed_imports(self) -> list[str]:
         return [f"from minisgl_core.testing import {type(self.of).__name__}", *self.of.needed_imports()]
 
-    def need(self, fixture: DeviceFixture) -> Need | None:
-        return self.of.need(fixture)
+    def requirement(self, fixture: DeviceFixture) -> Requirement | None:
+        return self.of.requirement(fixture)
 
     def run(self, under_test: BackendUnderTest, fixture: DeviceFixture) -> Result:
         for _ in range(WARM_UP):

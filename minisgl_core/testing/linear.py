@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl_core.plugin_api import AddNorm, Caps, LinearSetup
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 
 from .check_run import CallCheck, CheckRun, Draw, Tensors, spread
 from .compare import close, expect, same
@@ -36,8 +36,8 @@ class LinearCheck(CallCheck):
     tolerance: float = 0.0
     """The declared tolerance: |y - y64| / (|x| |W|^T)."""
 
-    def need(self, fixture: DeviceFixture) -> Need:
-        return Need(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay", format="plain")
+    def requirement(self, fixture: DeviceFixture) -> Requirement:
+        return Requirement(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay", format="plain")
 
     def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, caps: Caps | None) -> Any:
         return under_test.build(LinearSetup(fixture.device, dtype_named(self.dtype), self.m, fixture.platform), caps)

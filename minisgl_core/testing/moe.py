@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 import torch
 
 from minisgl_core.plugin_api import Caps, MoESetup
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 
 from .attention_checks import DTYPES
 from .backend_under_test import names_of
@@ -63,8 +63,8 @@ class MoECheck(CallCheck):
         smaller = replace(self, experts=self.experts - 1, hidden=self.hidden // 2, width=self.width // 2)
         return (*super().siblings(), smaller)
 
-    def need(self, fixture: DeviceFixture) -> Need:
-        return Need(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay")
+    def requirement(self, fixture: DeviceFixture) -> Requirement:
+        return Requirement(device=fixture.facts, dtype=self.dtype, capture=self.how == "replay")
 
     def build(self, under_test: BackendUnderTest, fixture: DeviceFixture, caps: Caps | None) -> Any:
         setup = MoESetup(

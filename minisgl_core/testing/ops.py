@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import torch
 
 from minisgl_core.plugin_api import Caps, OpsSetup, RopeStoreArgs
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 
 from . import ops_reference as reference
 from .check_run import CallCheck, CheckRun, Draw, Tensors
@@ -54,9 +54,9 @@ class OpsCheck(CallCheck):
         fewer = replace(self, tokens=self.tokens - 1, q_heads=self.q_heads + 2, kv_heads=self.kv_heads + 1)
         return (*super().siblings(), fewer)
 
-    def need(self, fixture: DeviceFixture) -> Need:
+    def requirement(self, fixture: DeviceFixture) -> Requirement:
         storing = self.op == "qk_norm_rope_store"
-        return Need(
+        return Requirement(
             device=fixture.facts,
             dtype=self.dtype,
             kv_dtype=(self.kv_dtype or self.dtype) if storing else None,

@@ -19,10 +19,10 @@ __all__ = ["check_refused", "refusal_of"]
 
 def check_refused(under_test: BackendUnderTest, check: Check, fixture: DeviceFixture) -> None:
     """Resolving must refuse the check, with reasons that name what was wanted and what is supported."""
-    need = check.need(fixture)
-    if need is None:
+    required = check.requirement(fixture)
+    if required is None:
         raise Mismatch("this check has nothing that resolving could ask about")
-    caps, reasons = match(under_test.spec, need)
+    caps, reasons = match(under_test.spec, required)
     expect(caps is None, "resolving accepts it although no capability set declares it")
     expect(bool(reasons), "resolving refuses it without a reason")
     for reason in reasons:

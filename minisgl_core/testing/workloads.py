@@ -50,14 +50,14 @@ Maker = Callable[["BackendUnderTest", "DeviceFixture", "Caps", bool], Iterator[W
 
 
 def _is_large(fixture: DeviceFixture, quick: bool) -> bool:
-    return fixture.device.type == "cuda" and not quick
+    return fixture.device.type != "cpu" and not quick
 
 
 def _dtype(fixture: DeviceFixture, caps: Caps) -> str:
     """The dtype that models use: 16 bits on a GPU if claimed."""
     claimed = names_of(caps.dtypes, DTYPES)
     return next(
-        (name for name in ("bfloat16", "float16") if name in claimed and fixture.device.type == "cuda"), claimed[0]
+        (name for name in ("bfloat16", "float16") if name in claimed and fixture.device.type != "cpu"), claimed[0]
     )
 
 

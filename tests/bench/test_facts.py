@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from minisgl_core.bench.facts import differences, plan_facts
+from minisgl_core.plan import Bucket, Choice, PlanEntry
 from minisgl_core.registry import Plan
-from minisgl_core.registry.plan import Bucket, Choice
-from minisgl_core.registry.query import PlanEntry
 
 
 def _choice(role: Any, name: str, **more: Any) -> Choice:

@@ -66,7 +66,7 @@ def test_one_rank_needs_no_connection():
     comm.check_equal("plan", "anything")
 
 
-def test_a_rank_that_nobody_answers_says_where_it_tried():
+def test_a_rank_without_an_answer_says_where_it_tried():
     with pytest.raises(EngineError, match=r"rank 1 of 2 could not reach the others at tcp://127.0.0.1:\d+"):
         TorchDistCommunicator(CommSetup(torch.device("cpu"), 1, 2, f"tcp://127.0.0.1:{free_port()}", 1.0))
 

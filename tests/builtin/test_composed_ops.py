@@ -13,7 +13,7 @@ from minisgl_core.plugin_api import OpsSetup, RopeStoreArgs, SampleArgs
 
 
 class OneRank:
-    """Stands for the communicator of a single rank."""
+    """In place of the communicator of a single rank."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -114,15 +114,15 @@ def test_case_42_extreme_filters_stay_in_range(ops):
 def test_case_43_noise_depends_on_seed_position_and_token_only(ops):
     logits = torch.zeros(1, 200)
     alone = ops.sample(logits, args(1, temperature=1.0, seed=42), "random").item()
-    crowd = args(4, temperature=[0.0, 1.0, 1.0, 0.5], seed=[1, 42, 7, 42])
-    together = ops.sample(logits.expand(4, -1), crowd, "random").tolist()
+    several = args(4, temperature=[0.0, 1.0, 1.0, 0.5], seed=[1, 42, 7, 42])
+    together = ops.sample(logits.expand(4, -1), several, "random").tolist()
     assert together[1] == alone and together[0] == 0
     drawn = {ops.sample(logits, args(1, temperature=1.0, seed=s), "random").item() for s in range(50)}
     moved = {ops.sample(logits, args(1, temperature=1.0, seed=42, position=p), "random").item() for p in range(50)}
     assert len(drawn) > 20 and len(moved) > 20
 
 
-def test_case_45_a_row_of_nan_says_so_and_spares_its_neighbours(ops):
+def test_case_45_a_row_of_nan_says_so_and_spares_the_other_rows(ops):
     logits = torch.randn(3, 20)
     clean = ops.sample(logits, args(3), "greedy").tolist()
     logits[1, 3] = torch.nan
@@ -131,7 +131,7 @@ def test_case_45_a_row_of_nan_says_so_and_spares_its_neighbours(ops):
         assert dirty == [clean[0], -1, clean[2]]
 
 
-def test_greedy_takes_the_lowest_id_of_a_tie_whatever_the_neighbours_do(ops):
+def test_greedy_takes_the_lowest_id_of_a_tie_whatever_the_other_rows_do(ops):
     logits = torch.zeros(2, 30)
     logits[0, [7, 3, 21]] = 4.0
     for mode in ("greedy", "random", "filtered"):

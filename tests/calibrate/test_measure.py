@@ -99,7 +99,7 @@ def with_backend(monkeypatch: pytest.MonkeyPatch, cls: type, **caps: Any) -> Reg
     spec = BackendSpec("attention", "odd", "odd_attention:Odd", caps=(caps,))
     base = only_cpu_sim()
     record = PluginRecord("odd-dist", "x = y", "3.1", candidates=(Candidate(spec, "odd-dist", "3.1"),))
-    return Registry((*base.plugins, record), base.notes, base.manager)
+    return Registry((*base.plugins, record), base.notes)
 
 
 def test_a_backend_that_raises_is_noted_and_the_others_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from minisgl_core.errors import BackendError
+from minisgl_core.installation import Installed
 from minisgl_core.modelconfig import ModelConfig
 from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.plugin_api import ANY, OP_NAMES, BackendSpec, Caps, MultipleOf, OneOf, PluginInfo, Role, hookimpl
@@ -28,9 +29,8 @@ from minisgl_core.registry import (
     discover,
     resolve_plan,
 )
-from minisgl_core.registry.contract import PluginFault, check_specs
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
-from minisgl_core.registry.requirements import Installed
+from minisgl_core.registry.hook_validation import PluginFault, check_specs
 from minisgl_core.scaffold import write_distribution
 
 pytest.importorskip("minisgl_cpu_sim")
@@ -341,7 +341,7 @@ def test_case_123_the_ranges_of_role_apis_decide(
     module = ModuleType("other_plugin")
     vars(module).update(MINISGL_PLUGIN=PluginInfo("other", {"kv": api}), minisgl_kv_kernels=hook)
     monkeypatch.setitem(sys.modules, "other_plugin", module)
-    monkeypatch.setattr("minisgl_core.registry.loader.__version__", core)
+    monkeypatch.setattr(sys.modules["minisgl_core.registry.discover"], "__version__", core)
     (record,) = [one for one in discover([Fake(requires)]).plugins if one.distribution == "other"]
     assert record.failure == failure
 
@@ -486,11 +486,11 @@ def test_case_122_a_window_is_the_longest_length_that_needs_no_window() -> None:
 @pytest.mark.parametrize("name", ["auto", "Auto", "", "a@b", "a/b", "a=b", "a,b", "a b", "*", "-a", "a:b"])
 def test_case_127_a_name_that_could_not_be_typed_is_refused(name: str) -> None:
     with pytest.raises(PluginFault, match=r"^the spec kv:.*: name is "):
-        check_specs("minisgl_kv_kernels", [[spec("kv", name)]])
-    assert check_specs("minisgl_kv_kernels", [[spec("kv", "automatic")]])
+        check_specs("minisgl_kv_kernels", [spec("kv", name)])
+    assert check_specs("minisgl_kv_kernels", [spec("kv", "automatic")])
 
 
-def test_case_127_a_word_that_nothing_asks_for_is_noted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_127_a_word_that_nothing_requests_is_noted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     caps = {"features": frozenset({"windw", "window"}), "formats": ("plain", "int3")}
     hook: Any = hookimpl(lambda: [spec("kv", **caps)])
     module = ModuleType("other_plugin")
@@ -498,8 +498,8 @@ def test_case_127_a_word_that_nothing_asks_for_is_noted_by_name(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "other_plugin", module)
     texts = {note.text for note in discover([Fake("torch")]).notes}
     assert texts == {
-        "its kv:mine lists 'windw' in features, which this core never asks for; did you mean 'window'?",
-        "its kv:mine lists 'int3' in formats, which this core never asks for",
+        "its kv:mine lists 'windw' in features, which this core never requests; did you mean 'window'?",
+        "its kv:mine lists 'int3' in formats, which this core never requests",
     }
 
 

@@ -1,6 +1,6 @@
 """The failure matrix: what each way of being broken does to the real commands.
 
-``plugins`` always lists it, ``explain`` and ``generate`` go on without it unless it was asked for, and ``doctor`` says
+``plugins`` always lists it, ``explain`` and ``generate`` go on without it unless it is named, and ``doctor`` says
 what to do. The sources are in tests/fixtures/broken_plugins.
 """
 
@@ -26,7 +26,7 @@ NOT_LOADED = {
     "wrong_type": "its minisgl_attention_backends returned a list holding str; return a list of BackendSpec",
     "api_too_new": "it needs attention API >=2, this core serves 1.0",
     "unknown_role": "MINISGL_PLUGIN.api names the unknown role 'atention'; did you mean 'attention'?",
-    "import_exits": "it calls os._exit(0), which would end every command",
+    "import_exits": "importing it would end or block every command: the process died (exit code 0)",
     "misspelt_hook": "it has an unknown hook minisgl_attention_backend; did you mean 'minisgl_attention_backends'?",
 }
 """Plugins that offer nothing, and the reason that is recorded."""
@@ -40,7 +40,7 @@ UNUSABLE = {
         "pip install 'no-such-kernels>=3'",
     ),
     "old_requirement": ("requirement", "it needs pluggy>=1000, found pluggy ", "pip install 'pluggy>=1000'"),
-    "cuda_at_import": ("import", "touches CUDA: torch has initialised CUDA", "leave CUDA to the factory"),
+    "cuda_at_import": ("import", "initialises a device: torch has initialised CUDA", "leave devices to the factory"),
 }
 """Plugins that load, and what doctor says of them: check, text, remedy."""
 
@@ -49,7 +49,7 @@ SMALL = ("--dtype", "float32", "--num-page-override", "256", "--max-seq-len-over
 
 
 @pytest.mark.parametrize("case", NOT_LOADED)
-def test_broken_plugin_that_cannot_be_loaded_hinders_nobody(
+def test_broken_plugin_that_cannot_be_loaded_stops_nothing_else(
     case: str, commands: Any, break_with: Callable[..., str]
 ) -> None:
     name, reason = break_with(case), NOT_LOADED[case]
@@ -64,7 +64,7 @@ def test_broken_plugin_that_cannot_be_loaded_hinders_nobody(
     code, _, err = commands.run(*EXPLAIN, "--backend", "attention=fast")
     assert code == 2 and name in err  # its names are unknowable, so it is listed
     code, findings, _ = commands.diagnose()
-    (finding,) = [one for one in findings if one["subject"] == name]
+    (finding,) = [one for one in findings if one["about"] == name]
     if case == "import_exits":  # there it may: each import has a process of its own
         assert code == 1 and finding["text"] == "importing broken_import_exits, the process died (exit code 0)"
         return
@@ -78,7 +78,7 @@ def test_broken_plugin_that_loads_is_found_by_doctor(case: str, commands: Any, b
     code, findings, _ = commands.diagnose()
     (finding,) = [one for one in findings if one["check"] == check and text in one["text"]]
     assert code == 1 and finding["level"] == "wrong" and remedy in finding["remedy"]
-    assert name in finding["subject"] or name in finding["text"]
+    assert name in finding["about"] or name in finding["text"]
 
 
 def test_broken_plugin_whose_import_kills_the_process_does_not_kill_doctor(
@@ -87,7 +87,7 @@ def test_broken_plugin_whose_import_kills_the_process_does_not_kill_doctor(
     name = break_with("import_segfaults")
     code, findings, data = commands.diagnose()
     (finding,) = findings
-    assert code == 1 and finding["subject"] == name
+    assert code == 1 and finding["about"] == name
     assert finding["text"] == "importing broken_import_segfaults, the process died (SIGSEGV)"
     assert f'deny = ["{name}"]' in finding["remedy"]
     assert data["plugins"][0]["import_ms"] is None
@@ -111,11 +111,11 @@ def test_broken_plugin_that_prints_spoils_no_answer_and_is_named(
     assert "  printed   'looking for hardware' (to standard output" in out  # its module is loaded already
     del sys.modules["broken_prints"]
     code, (finding,), _ = commands.diagnose()
-    assert (code, finding["level"], finding["check"], finding["subject"]) == (0, "note", "plugin", name)
+    assert (code, finding["level"], finding["check"], finding["about"]) == (0, "note", "plugin", name)
     assert finding["text"].endswith("which every command does: 'fast kernels 1.0'")
 
 
-def test_case_127_a_feature_that_nothing_asks_for_is_a_note_of_doctor(
+def test_case_127_a_feature_that_nothing_requests_is_a_note_of_doctor(
     commands: Any, break_with: Callable[..., str]
 ) -> None:
     break_with("unknown_feature")
@@ -134,7 +134,7 @@ def test_case_124_a_plugin_with_a_taken_name_is_noted_and_the_name_stays(
         assert (code, err, data["plan"]["buckets"][0]["choice"]["distribution"]) == (0, "", distribution)
         assert data["notes"][name].startswith(f"its attention:torch is torch@{name};")
     code, findings, _ = commands.diagnose(also=["minisgl-cpu-sim"])
-    (finding,) = [one for one in findings if name in one["subject"]]
+    (finding,) = [one for one in findings if name in one["about"]]
     assert (code, finding["level"], finding["check"]) == (0, "note", "clash")
     assert finding["remedy"].startswith(f"write torch@{name} to use it")
 
@@ -183,7 +183,7 @@ def test_broken_plugin_is_a_warning_to_a_generation_that_does_not_need_it(
         ("forward_raises", "failed in a step: RuntimeError: an illegal memory access was encountered"),
     ],
 )
-def test_broken_plugin_that_was_asked_for_ends_the_command_and_is_named(
+def test_broken_plugin_that_is_named_ends_the_command_and_is_named(
     case: str, text: str, generate: Callable[..., Any], break_with: Callable[..., str]
 ) -> None:
     name = break_with(case)
@@ -195,12 +195,12 @@ def test_broken_plugin_that_was_asked_for_ends_the_command_and_is_named(
 
 
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "expected"),
     [("probe_segfaults", "the probe died (exit code -11)"), ("probe_hangs", "the probe did not answer within 4 s")],
 )
 def test_broken_plugin_whose_probe_crashes_or_hangs_is_struck_and_the_next_one_runs(
     case: str,
-    told: str,
+    expected: str,
     generate: Callable[..., Any],
     break_with: Callable[..., str],
     commands: Any,
@@ -210,13 +210,13 @@ def test_broken_plugin_whose_probe_crashes_or_hangs_is_struck_and_the_next_one_r
     commands.monkeypatch.setenv("MINISGL_PROBE_TIMEOUT_S", "4")
     assert generate("--backend", f"attention={case},torch")[:2] == (0, True)
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("attention.prefill")]
-    assert f"{case}@{name} cannot run" in line and told in line and "using torch@minisgl-cpu-sim" in line
+    assert f"{case}@{name} cannot run" in line and expected in line and "using torch@minisgl-cpu-sim" in line
     code, findings, _ = commands.diagnose(
         "--geometry", "qwen3-0.6b", "--backend", f"attention={case},torch", also=["minisgl-cpu-sim"]
     )
     (finding,) = [one for one in findings if one["check"] == "probe"]
-    assert code == 1 and finding["subject"] == f"attention:{case}@{name}"
-    assert told.replace("exit code -11", "SIGSEGV") in finding["text"]
+    assert code == 1 and finding["about"] == f"attention:{case}@{name}"
+    assert expected.replace("exit code -11", "SIGSEGV") in finding["text"]
 
 
 def test_broken_plugin_that_fails_in_a_step_fails_its_requests_and_stops_the_engine(

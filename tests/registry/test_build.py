@@ -109,7 +109,7 @@ def test_a_backend_is_constructed_from_setup_and_validated_options(choose: Any) 
     assert (backend.options.depth, backend.options.block_size) == (3, 8)
 
 
-def test_defaults_fill_the_options_and_none_stands_for_no_model(choose: Any) -> None:
+def test_defaults_fill_the_options_and_none_means_no_model(choose: Any) -> None:
     assert build(choose("Executor", options_model="built:Options"), SETUP).options.depth == 1
     assert build(choose("Executor"), SETUP).options is None
 
@@ -158,7 +158,7 @@ def test_an_ops_backend_needs_the_operations_that_it_offers(choose: Any) -> None
 
 
 def test_a_product_need_not_take_anything_in_whatever_its_caps_list(choose: Any) -> None:
-    """Before 1.2 of the linear API nobody read the operations that a linear backend lists."""
+    """Before 1.2 of the linear API the operations that a linear backend lists were not read."""
     for ops in ((), ("add_rms_norm", "act_and_mul"), ("sample", "route")):
         assert not fuses(build(choose("Product", role="linear", ops=ops), None))
         assert fuses(build(choose("Fused", role="linear", ops=ops), None))

@@ -1,4 +1,4 @@
-"""A backend's check: asked here, each time, of what would be chosen; a refusal strikes it, and the stand-in is told."""
+"""A backend's check: called each time for what would be chosen; a refusal strikes it, and the stand-in is remarked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.plugin_api import CannotRun, Reason
 from minisgl_core.registry import DeviceFacts, PlanQuery
-from minisgl_core.registry.checks import run_checks
 from minisgl_core.registry.explain import explain
+from minisgl_core.registry.probe import run_checks
 from minisgl_core.registry.records import Candidate
 
 REFUSAL = Reason("no-compiler", "compiler", "one", "none", "install one")
-TOLD = "attention, kv: slow@plugin is slow, and only used because fast@plugin cannot run here"
+EXPECTED = "attention, kv: slow@plugin is slow, and only used because fast@plugin cannot run here"
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def test_only_what_would_be_chosen_is_asked(asked: Any, resolve: Any) -> None:
         (OSError("no disk"), "check: wanted a working backend, supported the check raised OSError: no disk"),
     ],
 )
-def test_a_refusal_strikes_it_and_the_stand_in_is_told_once(
+def test_a_refusal_strikes_it_and_the_stand_in_is_remarked_once(
     asked: Any, resolve: Any, caplog: pytest.LogCaptureFixture, says: Exception, why: str
 ) -> None:
     asked.says = says
     with caplog.at_level(logging.WARNING, "minisgl"):
         assert names(resolve()) == {"slow"}
-    assert [record.getMessage() for record in caplog.records] == [f"{TOLD} ({why})"]
+    assert [record.getMessage() for record in caplog.records] == [f"{EXPECTED} ({why})"]
 
 
 def test_a_name_stays_strict_and_a_list_says_what_it_took(
@@ -98,7 +98,7 @@ def test_explain_asks_too_but_not_about_another_machine(asked: Any, world: Any, 
     answer = explain(query, world.registry())
     assert answer.plan is not None and answer.plan.choice("kv").name == "slow"
     (line,) = answer.remarks
-    assert line.startswith(TOLD)
+    assert line.startswith(EXPECTED)
     kv = next(entry for entry in answer.entries if entry.entry.role == "kv")
     fast = next(item for item in kv.candidates if item.backend == "fast@plugin")
     assert (fast.status, fast.reasons) == ("rejected", (REFUSAL,))

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from minisgl_core.errors import BackendError
+from minisgl_core.installation import exclusion_lines
 from minisgl_core.plugin_api import MultipleOf
 from minisgl_core.registry import DeviceFacts, PlanQuery, resolve_plan
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
-from minisgl_core.registry.records import exclusion_lines
 
 CPU = DeviceFacts("cpu")
 

@@ -72,11 +72,22 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "undecorated": ({"minisgl_attention_backends": lambda: [GOOD]}, "not marked with @hookimpl"),
     "parameters": (
         {"minisgl_attention_backends": _asks_too_much},
-        "its minisgl_attention_backends asks for engine, device; it takes no parameters",
+        "its minisgl_attention_backends requires engine, device; it takes no parameters",
     ),
     "an observer's parameters": (
         {"minisgl_plan_resolved": hookimpl(lambda plan, engine: None)},
-        "its minisgl_plan_resolved asks for engine; it takes only plan",
+        "its minisgl_plan_resolved requires engine; it takes only plan",
+    ),
+    "one hook twice": (
+        {
+            "minisgl_attention_backends": offer(GOOD),
+            "again": hookimpl(lambda: [GOOD], specname="minisgl_attention_backends"),
+        },
+        "it implements minisgl_attention_backends twice",
+    ),
+    "an observer and a fault": (
+        {"minisgl_plan_resolved": hookimpl(lambda plan: None), "minisgl_attention_backends": hookimpl(lambda: None)},
+        "its minisgl_attention_backends returned None",
     ),
     "no hooks": ({}, "implements no hook"),
     "no info": ({"MINISGL_PLUGIN": None, "minisgl_attention_backends": offer(GOOD)}, "no MINISGL_PLUGIN"),
@@ -89,7 +100,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "factory is a class": (_spec(factory=int), "factory is <class 'int'>"),
     "factory without class": (_spec(factory="a.b"), "factory is 'a.b'"),
     "requires is text": (_spec(requires="torch"), "requires is 'torch'"),
-    "caps is one box": (_spec(caps=Caps()), "caps is not a tuple"),
+    "caps is one set": (_spec(caps=Caps()), "caps is not a tuple"),
     "no caps": (_spec(caps=()), "caps is empty, so it could never be chosen; say in at least one Caps"),
     "requires is misspelt": (
         _spec(requires=("imprt:torch",)),
@@ -148,8 +159,8 @@ def test_a_faulty_plugin_fails_alone_and_says_why(world: Any, make_spec: Any, ca
     assert text in failure and "\n" not in failure
     registry = world.registry()
     assert [item.label for item in registry.candidates("attention")] == ["fine@good"]
-    assert registry.manager is not None
-    assert sorted(name.partition(":")[0] for name, _ in registry.manager.list_name_plugin()) == ["good", "minisgl-core"]
+    (bad,) = registry.failures()
+    assert (bad.distribution, bad.candidates, bad.observer) == ("bad", (), None)
 
 
 @pytest.mark.parametrize("error", [ImportError("no CUDA here"), SystemExit("bye"), AttributeError("x")])

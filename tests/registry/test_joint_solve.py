@@ -97,7 +97,7 @@ pages = st.one_of(
     st.builds(MultipleOf, st.sampled_from([1, 2, 3, 4])),
     st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=2, unique=True).map(lambda v: OneOf(*v)),
 )
-boxes = st.builds(
+capability_sets = st.builds(
     Caps,
     devices=st.just(ANY),
     sm=st.just(ANY),
@@ -112,9 +112,9 @@ boxes = st.builds(
 
 
 def registry_of(attention: list[Caps], kv: list[Caps], ops: Caps) -> Registry:
-    specs = [BackendSpec("attention", f"a{index}", "x:Y", caps=(box,)) for index, box in enumerate(attention)]
-    specs += [BackendSpec("kv", f"k{index}", "x:Y", caps=(box,)) for index, box in enumerate(kv)]
-    specs += [BackendSpec(role, role, "x:Y", caps=(box,)) for role, box in BUILT_IN.items()]  # type: ignore[arg-type]
+    specs = [BackendSpec("attention", f"a{index}", "x:Y", caps=(caps,)) for index, caps in enumerate(attention)]
+    specs += [BackendSpec("kv", f"k{index}", "x:Y", caps=(caps,)) for index, caps in enumerate(kv)]
+    specs += [BackendSpec(role, role, "x:Y", caps=(caps,)) for role, caps in BUILT_IN.items()]  # type: ignore[arg-type]
     specs.append(BackendSpec("ops", "o", "x:Y", caps=(ops,)))
     candidates = tuple(Candidate(spec, "dist", "1", index) for index, spec in enumerate(specs))
     return Registry((PluginRecord("dist", "main = x", candidates=candidates),))
@@ -135,8 +135,8 @@ def best_by_enumeration(attention: list[Caps], kv: list[Caps], ops: Caps, page_s
     solutions = []
     for page, layout in itertools.product(page_sizes, ("HND", "NHD")):
 
-        def fits(box: Caps, page: int = page, layout: str = layout) -> bool:
-            return pages_fit(box.page_sizes, page) and layout in box.kv_layouts
+        def fits(caps: Caps, page: int = page, layout: str = layout) -> bool:
+            return pages_fit(caps.page_sizes, page) and layout in caps.kv_layouts
 
         if fits(ops):
             solutions += [
@@ -154,8 +154,8 @@ def best_by_enumeration(attention: list[Caps], kv: list[Caps], ops: Caps, page_s
 
 
 @given(
-    attention=st.lists(boxes, min_size=1, max_size=3),
-    kv=st.lists(boxes, min_size=1, max_size=2),
+    attention=st.lists(capability_sets, min_size=1, max_size=3),
+    kv=st.lists(capability_sets, min_size=1, max_size=2),
     op_pages=pages,
     page_size=st.sampled_from(["auto", 1, 4, 6, 12]),
 )
@@ -182,5 +182,5 @@ def test_the_joint_solve_is_the_best_of_all_combinations(
     names = [verdict.candidate.spec.name for verdict in solution.chosen.values()]
     assert names[:3] == [f"a{expected[0]}", f"a{expected[1]}", f"k{expected[2]}"]
     served = [attention[expected[0]], attention[expected[1]], kv[expected[2]], ops]
-    assert all(pages_fit(box.page_sizes, solution.joint.page_size) for box in served)
-    assert all(solution.joint.kv_layout in box.kv_layouts for box in served)
+    assert all(pages_fit(caps.page_sizes, solution.joint.page_size) for caps in served)
+    assert all(solution.joint.kv_layout in caps.kv_layouts for caps in served)

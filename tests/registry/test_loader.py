@@ -15,7 +15,7 @@ import pytest
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.plugin_api import PluginInfo, hookimpl
 from minisgl_core.registry import DeviceFacts, PlanQuery, discover, resolve_plan
-from minisgl_core.registry.loader import BUILTIN
+from minisgl_core.registry.discover import BUILTIN
 
 CPU = DeviceFacts("cpu")
 
@@ -110,7 +110,7 @@ def test_entry_points_of_other_groups_are_nobodys_business_here(world: Any, text
     assert world.record("odd").failure.startswith("it implements no hook")
 
 
-def test_case_85_stale_metadata_that_hides_a_plugin_is_noted_and_told_to_who_asks_for_it(
+def test_case_85_stale_metadata_that_hides_a_plugin_is_noted_and_shown_where_it_is_named(
     world: Any, make_spec: Any, make_model: Any
 ) -> None:
     world.distribution("my-plugin", version="0.1", place="/fake/stale")
@@ -131,6 +131,23 @@ def test_the_same_folder_twice_on_the_path_is_no_fault(world: Any, make_spec: An
     registry = world.registry()
     assert registry.notes == ()
     assert len(registry.candidates("attention")) == 1
+
+
+@pytest.mark.parametrize("other", ["mine", "copy"])
+def test_one_module_behind_two_entry_points_counts_once(world: Any, make_spec: Any, other: str) -> None:
+    world.plugin("mine", make_spec("attention", "mine"))
+    world.distributions.clear()
+    world.distribution("mine", "[minisgl]\na = mine_plugin\n" + "b = mine_plugin\n" * (other == "mine"))
+    if other != "mine":
+        world.distribution(other, "[minisgl]\nb = mine_plugin\n")
+    registry = world.registry()
+    assert len(registry.candidates("attention")) == 1
+    (failed,) = registry.failures()
+    first = ("copy", "b") if other == "copy" else ("mine", "a")  # sorted by name
+    assert (
+        failed.failure
+        == f"it is the same plugin as {first[0]}: {first[1]} = mine_plugin; keep one of the two entry points"
+    )
 
 
 def test_allow_and_deny_keep_plugins_from_being_imported(world: Any, make_spec: Any) -> None:
@@ -159,7 +176,7 @@ def test_the_core_cannot_be_denied(world: Any) -> None:
         world.registry(deny=["minisgl-core"])
 
 
-def test_a_failed_plugin_is_fatal_only_if_it_was_asked_for(
+def test_a_failed_plugin_is_fatal_only_if_it_was_named(
     world: Any, make_spec: Any, make_model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.plugin("good", make_spec("attention", "fine"), make_spec("kv", "fine"))
@@ -187,7 +204,7 @@ def test_case_87_what_is_found_does_not_depend_on_the_order_of_installation(worl
     assert len(found) == 1
 
 
-def test_observers_hear_the_plan_and_one_that_fails_hinders_nobody(
+def test_observers_get_the_plan_and_one_that_fails_stops_no_other(
     world: Any, make_spec: Any, make_model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = []

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, MultipleOf, OneOf
 from minisgl_core.registry import DeviceFacts
 from minisgl_core.registry.matching import fits, kernel_page_size, match
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 
-BOX = Caps(
+CAPS = Caps(
     devices=("cuda",),
     sm=(80, 90),
     dtypes=("bfloat16", "float16"),
@@ -28,7 +28,7 @@ BOX = Caps(
     formats=("plain",),
     architectures=("LlamaForCausalLM",),
 )
-NEED = Need(
+REQUIRED = Requirement(
     device=DeviceFacts("cuda", sm=90),
     dtype="bfloat16",
     kv_dtype="bfloat16",
@@ -45,12 +45,12 @@ NEED = Need(
 )
 
 
-def spec_of(*boxes: Caps) -> BackendSpec:
-    return BackendSpec(role="attention", name="x", factory="a.b:C", caps=boxes)
+def spec_of(*sets: Caps) -> BackendSpec:
+    return BackendSpec(role="attention", name="x", factory="a.b:C", caps=sets)
 
 
-def test_a_need_inside_the_box_has_no_reasons() -> None:
-    assert match(spec_of(BOX), NEED) == (BOX, [])
+def test_a_requirement_that_fits_has_no_reasons() -> None:
+    assert match(spec_of(CAPS), REQUIRED) == (CAPS, [])
 
 
 OUTSIDE: dict[str, tuple[dict[str, Any], str]] = {
@@ -86,15 +86,15 @@ OUTSIDE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OUTSIDE)
-def test_each_field_just_outside_the_box_is_one_reason(case: str) -> None:
+def test_each_field_just_outside_the_caps_is_one_reason(case: str) -> None:
     change, text = OUTSIDE[case]
-    box, reasons = match(spec_of(BOX), replace(NEED, **change))
-    assert box is None
+    caps, reasons = match(spec_of(CAPS), replace(REQUIRED, **change))
+    assert caps is None
     assert [str(reason) for reason in reasons] == [text]
-    assert [fits(spec_of(*boxes), replace(NEED, **change)) for boxes in ((BOX,), ())] == [False, False]
-    wide = replace(BOX, **_everything(reasons[0].field))
-    assert fits(spec_of(BOX, wide), replace(NEED, **change)) and fits(spec_of(BOX), NEED)
-    assert match(spec_of(replace(BOX, **_everything(reasons[0].field))), replace(NEED, **change))[0] is not None
+    assert [fits(spec_of(*sets), replace(REQUIRED, **change)) for sets in ((CAPS,), ())] == [False, False]
+    wide = replace(CAPS, **_everything(reasons[0].field))
+    assert fits(spec_of(CAPS, wide), replace(REQUIRED, **change)) and fits(spec_of(CAPS), REQUIRED)
+    assert match(spec_of(replace(CAPS, **_everything(reasons[0].field))), replace(REQUIRED, **change))[0] is not None
 
 
 def _everything(field: str) -> dict[str, Any]:
@@ -115,31 +115,31 @@ def _everything(field: str) -> dict[str, Any]:
 )
 def test_what_is_not_declared_is_unsupported(field: str) -> None:
     default: Any = Caps.__dataclass_fields__[field].default
-    undeclared = replace(BOX, **{field: default})
-    box, reasons = match(spec_of(undeclared), NEED)
-    assert box is None and [reason.field for reason in reasons] == [field]
+    undeclared = replace(CAPS, **{field: default})
+    caps, reasons = match(spec_of(undeclared), REQUIRED)
+    assert caps is None and [reason.field for reason in reasons] == [field]
 
 
-def test_an_empty_need_asks_nothing() -> None:
-    assert match(spec_of(Caps()), Need())[0] == Caps()
+def test_an_empty_requirement_fits_anything() -> None:
+    assert match(spec_of(Caps()), Requirement())[0] == Caps()
 
 
 def test_all_reasons_are_collected() -> None:
-    far = Need(**{**{name: getattr(NEED, name) for name in Need.__dataclass_fields__}, "head_dim": 96, "gqa_ratio": 7})
-    _, reasons = match(spec_of(BOX), replace(far, dtype="float32"))
+    far = replace(REQUIRED, head_dim=96, gqa_ratio=7)
+    _, reasons = match(spec_of(CAPS), replace(far, dtype="float32"))
     assert [reason.code for reason in reasons] == ["dtype", "head_dim", "gqa_ratio"]
 
 
-def test_any_box_suffices_and_reasons_come_from_the_nearest() -> None:
-    small = replace(BOX, head_dims=OneOf(32), gqa_ratios=OneOf(16))
-    assert match(spec_of(small, BOX), NEED) == (BOX, [])
-    _, reasons = match(spec_of(small, replace(BOX, dtypes=("float16",))), NEED)
+def test_any_capability_set_suffices_and_reasons_come_from_the_nearest() -> None:
+    small = replace(CAPS, head_dims=OneOf(32), gqa_ratios=OneOf(16))
+    assert match(spec_of(small, CAPS), REQUIRED) == (CAPS, [])
+    _, reasons = match(spec_of(small, replace(CAPS, dtypes=("float16",))), REQUIRED)
     assert [reason.code for reason in reasons] == ["dtype"]
 
 
-def test_a_spec_without_boxes_can_do_nothing() -> None:
-    _, reasons = match(spec_of(), NEED)
-    assert [str(reason) for reason in reasons] == ["caps: wanted a box of capabilities, supported none declared"]
+def test_a_spec_without_caps_can_do_nothing() -> None:
+    _, reasons = match(spec_of(), REQUIRED)
+    assert [str(reason) for reason in reasons] == ["caps: wanted a capability set, supported none declared"]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_the_ranges_of_a_plan_follow_each_other_without_a_gap_or_an_overlap(two_
 def test_a_name_in_the_config_beats_every_measurement(two_attentions: None, resolve: Any) -> None:
     measured = {DECODE: [(None, {"small": 1.0, "large": 9.0})]}
     assert decode_rows(resolve(backends={"attention": "large"}, calibration_by_batch=measured)) == [(None, "large")]
-    # the first of a list is named, whatever the list allows beside it
+    # the first of a list is named, whatever the list allows in addition
     listed = resolve(backends={"attention": ["large", "auto"]}, calibration_by_batch=measured)
     assert decode_rows(listed) == [(None, "large")]
 
@@ -90,7 +90,7 @@ def test_a_cheap_backend_that_does_not_fit_is_not_chosen(
     assert decode_rows(plan) == [(None, "fits")]
 
 
-def test_rows_that_nobody_measured_keep_the_unmeasured_choice(two_attentions: None, resolve: Any) -> None:
+def test_rows_that_were_not_measured_keep_the_unmeasured_choice(two_attentions: None, resolve: Any) -> None:
     measured = {DECODE: [(4, {"large": 1.0}), (None, {})]}
     default = decode_rows(resolve())[0][1]
     assert decode_rows(resolve(calibration_by_batch=measured)) == [(4, "large"), (None, default)]

@@ -82,7 +82,7 @@ def test_an_unknown_architecture_lists_the_known_ones(cpu_sim: None, resolve: An
         resolve(model=make_model(architecture="GPT9ForCausalLM"))
 
 
-def test_the_facts_of_the_box_that_fits_are_in_the_choice(world: Any, resolve: Any) -> None:
+def test_the_facts_of_the_set_that_fits_are_in_the_choice(world: Any, resolve: Any) -> None:
     base: dict[str, Any] = {
         "devices": ("cpu",),
         "kv_dtypes": ANY,
@@ -118,7 +118,7 @@ def test_the_facts_of_the_box_that_fits_are_in_the_choice(world: Any, resolve: A
         ({"attention:torch": 3}, "give a table"),
     ],
 )
-def test_options_of_nobody_are_refused(cpu_sim: None, resolve: Any, options: Any, text: str) -> None:
+def test_options_of_no_backend_are_refused(cpu_sim: None, resolve: Any, options: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         resolve(options=options)
 

@@ -1,4 +1,4 @@
-"""A name is strict: it runs, or the start fails; and what is named without effect is told."""
+"""A name is strict: it runs, or the start fails; and what is named without effect is remarked."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_backend_named_for_an_operation_that_it_lacks_is_refused(cpu_sim: None
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"backends": {"graph": "emulated"}}, True),
         ({"backends": {"graph": ["emulated", "eager"]}}, True),
@@ -87,24 +87,24 @@ def test_a_backend_named_for_an_operation_that_it_lacks_is_refused(cpu_sim: None
         ({}, False),
     ],
 )
-def test_a_named_runner_that_records_nothing_is_told(
+def test_a_named_runner_that_records_nothing_is_remarked(
     cpu_sim: None,
     world: Any,
     make_model: Any,
     resolve: Any,
     caplog: pytest.LogCaptureFixture,
     fields: dict[str, Any],
-    told: bool,
+    expected: bool,
 ) -> None:
     line = "graphs are off, so graph=emulated records nothing and runs every step eagerly; cuda_graph_max_bs=N turns"
     with caplog.at_level(logging.WARNING, "minisgl"):
         resolve(**fields)
     remarks = explain(PlanQuery(make_model(), CPU, "bfloat16", **fields), world.registry()).remarks
     for lines in ([record.getMessage() for record in caplog.records], remarks):
-        assert [text.startswith(line) for text in lines] == [True] * told
+        assert [text.startswith(line) for text in lines] == [True] * expected
 
 
-def test_explain_refuses_and_tells_like_a_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_refuses_and_remarks_like_a_start(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("minisgl_cpu_sim")
     asked = ["explain", "--geometry", "tiny", "--device", "cpu"]
     assert main([*asked, "--backend", "moe=torch"]) == 2

@@ -76,7 +76,7 @@ def test_resolving_checks_them_all(world: Any, cpu_sim: None, registry: Any, res
         resolve(options={"moe:one": {"dept": 2}})
 
 
-def test_a_model_that_is_none_is_told_from_options_that_are_wrong(world: Any) -> None:
+def test_a_model_that_is_none_differs_from_options_that_are_wrong(world: Any) -> None:
     world.module("bad_options", Options=3)
     with pytest.raises(OptionsModelError, match="AttributeError"):
         read_options("x", "bad_options:Options", {}, "plugin")

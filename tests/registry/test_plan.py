@@ -112,25 +112,25 @@ def fusing(*listed: str, tp_size: int = 1, owner: str = "dist") -> tuple[Plan, C
     return replace(PLAN, tp_size=tp_size, buckets=buckets), linear
 
 
-def test_products_take_in_what_their_backend_offers_and_the_plan_gives_to_its_distribution() -> None:
+def test_products_fuse_what_their_backend_offers_and_the_plan_gives_to_its_distribution() -> None:
     both = ("add_rms_norm", "act_and_mul")
-    for listed, kind, taken in (
+    for listed, kind, fused in (
         (both, {}, set(both)),
         (both, {"tp_size": 2}, {"act_and_mul"}),
         (both, {"owner": "another"}, set()),
         (("act_and_mul",), {}, {"act_and_mul"}),
         ((), {}, set()),
-        # nobody read this list before 1.2 of the linear API, and `route` is an operation that this plan does not have
+        # this list was not read before 1.2 of the linear API, and `route` is an operation that this plan does not have
         (("route", "rms_norm", "sample", "add_rms_norm"), {}, {"add_rms_norm"}),
     ):
         plan, linear = fusing(*listed, **kind)  # type: ignore[arg-type]
-        assert plan.fused(linear) == taken
-        assert Plan.from_json(plan.to_json()).fused(linear) == taken
+        assert plan.fused(linear) == fused
+        assert Plan.from_json(plan.to_json()).fused(linear) == fused
 
 
 def test_one_backend_for_the_norm_and_another_for_the_activation() -> None:
     plan, linear = fusing("add_rms_norm", "act_and_mul")
-    for place, taken in enumerate(("act_and_mul", "act_and_mul", "add_rms_norm")):
+    for place, fused in enumerate(("act_and_mul", "act_and_mul", "add_rms_norm")):
         buckets = list(plan.buckets)  # both names of the norm must be its own
         buckets[place] = replace(buckets[place], choice=replace(buckets[place].choice, distribution="another"))
-        assert replace(plan, buckets=tuple(buckets)).fused(linear) == {taken}
+        assert replace(plan, buckets=tuple(buckets)).fused(linear) == {fused}

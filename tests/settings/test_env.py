@@ -60,9 +60,9 @@ def test_a_relative_xdg_folder_is_ignored_as_its_specification_says(monkeypatch:
     assert ENV.CACHE_DIR.value == Path.home() / ".cache" / "minisgl"
 
 
-def test_a_home_folder_that_nobody_has_is_an_error_naming_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINISGL_CACHE_DIR", "~nobody-of-this-name/cache")
-    with pytest.raises(ConfigError, match="MINISGL_CACHE_DIR is '~nobody-of-this-name/cache'; use a folder"):
+def test_a_home_folder_that_no_user_has_is_an_error_naming_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISGL_CACHE_DIR", "~no-user-of-this-name/cache")
+    with pytest.raises(ConfigError, match="MINISGL_CACHE_DIR is '~no-user-of-this-name/cache'; use a folder"):
         _ = ENV.CACHE_DIR.value
 
     def homeless() -> Path:

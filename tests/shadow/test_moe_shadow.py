@@ -72,7 +72,7 @@ def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]],
         module.Candidate = Candidate  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         choice = Choice("moe", "new", "", "new-dist", "1", "moe_shadow_candidate:Candidate", **facts)
-        monkeypatch.setattr("minisgl_core.capsule.candidate.choice_beside", lambda *_: (choice, ()))
+        monkeypatch.setattr("minisgl_core.capsule.candidate.alternate_choice", lambda *_: (choice, ()))
         return Candidate
 
     return use

@@ -88,7 +88,7 @@ def candidate(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
         def alternate(plan: Any, query: Any, entry: Any, name: str) -> tuple[Choice | None, tuple[str, ...]]:
             return (choice, ()) if entry.phase in phases else (None, ("it cannot",))
 
-        monkeypatch.setattr("minisgl_core.capsule.candidate.choice_beside", alternate)
+        monkeypatch.setattr("minisgl_core.capsule.candidate.alternate_choice", alternate)
 
     return use
 

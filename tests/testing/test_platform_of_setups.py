@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.engine import EngineConfig
 from minisgl_core.engine.backend_factory import BackendFactory
 from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.plugin_api import API_VERSIONS, LinearSetup, MoESetup
-from minisgl_core.registry import detect_device
 from minisgl_core.testing import DeviceFixture
 from minisgl_core.testing.linear import LinearCheck
 from minisgl_core.testing.moe import MoECheck

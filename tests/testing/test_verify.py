@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +44,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendSpec]:
         return Registry((record,))
 
     monkeypatch.setattr(backend_under_test, "discover", registry)
+    monkeypatch.setattr("minisgl_core.cli.verify.discover", registry)
 
     def make(name: str, **fields: object) -> BackendSpec:
         made = {"role": "attention", "name": "mine", "factory": f"mutants_attention:{name}", "caps": (CAPS,), **fields}
@@ -122,7 +125,7 @@ def test_a_name_means_its_first_variant_that_runs_here(
     [
         ("attention:missing", "error: no installed plugin offers 'attention:missing'; there are cpu, "),
         ("attn:torch", "error: there is no suite for role 'attn'; there are suites for attention, graph"),
-        ("missing", "error: 'missing' names no role; write such as attention:fa"),
+        ("missing", "error: 'missing' names no role; write it as ROLE:NAME"),
         ("models:llama", "error: there is no suite for role 'models'; there are suites for attention, graph"),
     ],
 )
@@ -152,3 +155,13 @@ def test_a_text_that_no_name_holds_is_refused_with_names(
     *_, last = listed.split(": ")[-1].strip().split(", ")
     assert main([*arguments, last, "--json"]) == 0
     assert last in {outcome["name"] for outcome in json.loads(capsys.readouterr().out)["outcomes"]}
+
+
+def test_an_unknown_name_is_refused_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from minisgl_core.cli.app import main; "
+        "assert main(['verify', 'attention:no-such']) == 2; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "no installed plugin offers 'attention:no-such'" in done.stderr

@@ -19,22 +19,6 @@ KERNELS = r"plugins/\w+/(src|tests)/|benchmarks/gpu_"
 
 NOT_YET: dict[str, str] = {
     # Prefix of a path: the owner who removes it once the files are clean.
-    "minisgl_core/registry/": "registry",
-    "minisgl_core/plugin_api/": "registry",
-    "minisgl_core/builtin/": "registry",
-    "minisgl_core/settings/": "registry",
-    "minisgl_core/doctor/": "registry",
-    "minisgl_core/cli/explain": "registry",
-    "minisgl_core/cli/plugins": "registry",
-    "minisgl_core/cli/doctor": "registry",
-    "tests/registry/": "registry",
-    "tests/plugin_api/": "registry",
-    "tests/builtin/": "registry",
-    "tests/settings/": "registry",
-    "tests/doctor/": "registry",
-    "docs/plugins.md": "registry",
-    "docs/reference/": "registry",
-    # ---
     "minisgl_core/capsule/": "observer",
     "minisgl_core/calibrate/": "observer",
     "minisgl_core/engine/": "observer and decode",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from minisgl_core.installation import Installed
 from minisgl_core.registry import DeviceFacts, discover
-from minisgl_core.registry.requirements import Installed
 
 from . import cases, conformance, crowd, folders, geometry, hygiene, machine, parity, sanitizer
 from .checks import Check

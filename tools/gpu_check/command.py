@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.errors import BackendError, MinisglError, UsageError
 from minisgl_core.files import require_writable_folder
-from minisgl_core.registry import DeviceFacts, detect_device
+from minisgl_core.registry import DeviceFacts
 
 from .checks import NO_COMPILATION, Check, Record
 from .machine import versions

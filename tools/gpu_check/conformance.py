@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from minisgl_core.installation import Installed, check_requires
 from minisgl_core.plugin_api import BackendSpec, OneOf, Role
 from minisgl_core.registry import Candidate, DeviceFacts, Registry
 from minisgl_core.registry.matching import match
-from minisgl_core.registry.query import Need
-from minisgl_core.registry.requirements import Installed, check_requirements
+from minisgl_core.registry.query import Requirement
 
 from .checks import Check, Failed, Here, Skipped
 
@@ -54,8 +54,8 @@ def prebuilt(spec: BackendSpec, may_compile: bool) -> BackendSpec:
 
 def backends_here(registry: Registry, role: Role, device: DeviceFacts) -> list[Candidate]:
     """The backends of a role whose caps speak of this device, installed libraries or not."""
-    need = Need(device=device)
-    return [item for item in registry.candidates(role) if match(item.spec, need)[0] is not None]
+    required = Requirement(device=device)
+    return [item for item in registry.candidates(role) if match(item.spec, required)[0] is not None]
 
 
 def label_of(candidate: Candidate) -> str:
@@ -97,7 +97,7 @@ def conforms(candidate: Candidate, here: Here) -> dict[str, Any]:
     """`minisgl verify ROLE:NAME` on this device."""
     from minisgl_core.testing import BackendUnderTest, DeviceFixture, verify
 
-    missing = [str(reason) for reason in check_requirements(candidate.spec, Installed())]
+    missing = [str(reason) for reason in check_requires(candidate.spec, Installed())]
     if missing:
         raise Skipped(f"not installed: {'; '.join(missing)}")
     rig = DeviceFixture(here.device)

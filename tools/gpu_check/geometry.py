@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from minisgl_core.installation import Installed, check_requires
 from minisgl_core.plugin_api import LayerFacts, Phase
 from minisgl_core.registry import Candidate, DeviceFacts, Registry
 from minisgl_core.registry.matching import match
-from minisgl_core.registry.requirements import Installed, check_requirements
 from minisgl_core.testing import AttentionCheck, BackendUnderTest, DeviceFixture
 
 from .checks import Check, Here, Skipped, expect
@@ -77,7 +77,7 @@ def _case(phase: Phase, dtype: str, name: str, kv_heads: int, ratio: int, dim: i
 
 def run(candidate: Candidate, here: Here) -> dict[str, Any]:
     """Each shape is right, or its backend's caps refuse it with reasons."""
-    missing = [str(reason) for reason in check_requirements(candidate.spec, Installed())]
+    missing = [str(reason) for reason in check_requires(candidate.spec, Installed())]
     if missing:
         raise Skipped(f"not installed: {'; '.join(missing)}")
     rig = DeviceFixture(here.device)
@@ -88,11 +88,11 @@ def run(candidate: Candidate, here: Here) -> dict[str, Any]:
     wrong: list[str] = []
     for phase in PHASES:
         for case in shapes(phase, dtype, here.tiny):
-            box, reasons = match(subject.spec, case.need(rig))
+            box, reasons = match(subject.spec, case.requirement(rig))
             if box is None:
                 expect(bool(reasons), f"{case.name} is refused without a reason")
                 counts["refused"] += 1
-            elif match(fast, case.need(rig))[0] is None:
+            elif match(fast, case.requirement(rig))[0] is None:
                 counts["left out"] += 1  # its kernel would be compiled first
             else:
                 counts["right"] += _is_right(subject, case, rig, wrong)

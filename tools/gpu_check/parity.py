@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from minisgl_core.installation import Environment, check_requires
 from minisgl_core.plugin_api import Phase
 from minisgl_core.registry import DeviceFacts, Registry
 from minisgl_core.registry.matching import match
-from minisgl_core.registry.query import Need
-from minisgl_core.registry.requirements import Environment, check_requirements
+from minisgl_core.registry.query import Requirement
 
 from .checks import Check, Failed, Here, expect
 from .conformance import backends_here, needs_of
@@ -98,12 +98,12 @@ def attention_pairs(
     names: dict[Phase, dict[str, tuple[str, ...]]] = {}
     phases: tuple[Phase, Phase] = ("prefill", "decode")
     for phase in phases:
-        need = Need(device=device, dtype="bfloat16", kv_dtype="bfloat16", head_dim=128, phase=phase)
+        required = Requirement(device=device, dtype="bfloat16", kv_dtype="bfloat16", head_dim=128, phase=phase)
         names[phase] = {}
         for item in backends_here(registry, "attention", device):
             if (
-                match(item.spec, need)[0] is not None
-                and not check_requirements(item.spec, environment)
+                match(item.spec, required)[0] is not None
+                and not check_requires(item.spec, environment)
                 and not (item.spec.stand_in and device.kind == "cuda")
             ):
                 names[phase].setdefault(item.spec.name, needs_of(item))

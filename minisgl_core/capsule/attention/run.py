@@ -10,7 +10,7 @@ import torch
 from minisgl_core.kvcache.pool import repaged
 from minisgl_core.plugin_api import AttentionSetup, BatchView
 from minisgl_core.registry.matching import kernel_page_size
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 from minisgl_core.testing.device_fixture import KitBatch, dtype_named
 
 from ..run import Times
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from minisgl_core.testing import BackendUnderTest, DeviceFixture
     from minisgl_core.testing.timing import Timer
 
-__all__ = ["AttentionRun", "attention_need"]
+__all__ = ["AttentionRun", "attention_requirement"]
 
 
-def attention_need(capsule: AttentionCapsule, device: DeviceFacts) -> Need:
+def attention_requirement(capsule: AttentionCapsule, device: DeviceFacts) -> Requirement:
     """What the capsule requires of a backend's caps."""
     g = capsule.geometry
     layers = [layer.facts for layer in capsule.layers]
     features = {name for name in ("window", "softcap") if any(getattr(item, name) is not None for item in layers)}
-    return Need(
+    return Requirement(
         device=device,
         dtype=g.dtype,
         kv_dtype=g.kv_dtype,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl_core.plugin_api import MoESetup
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 from minisgl_core.testing.device_fixture import dtype_named
 
 from ..run import Times
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from minisgl_core.testing import BackendUnderTest, DeviceFixture
     from minisgl_core.testing.timing import Timer
 
-__all__ = ["MoERun", "moe_need"]
+__all__ = ["MoERun", "moe_requirement"]
 
 
-def moe_need(capsule: MoECapsule, device: DeviceFacts) -> Need:
+def moe_requirement(capsule: MoECapsule, device: DeviceFacts) -> Requirement:
     """What the capsule asks of a backend's caps."""
-    return Need(device=device, dtype=capsule.geometry.dtype)
+    return Requirement(device=device, dtype=capsule.geometry.dtype)
 
 
 class MoERun:

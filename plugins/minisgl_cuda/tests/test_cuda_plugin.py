@@ -8,7 +8,7 @@ from minisgl_core.modelconfig.geometries import geometry
 from minisgl_core.plugin_api import OP_NAMES
 from minisgl_core.registry import DeviceFacts, PlanQuery, resolve_plan
 from minisgl_core.registry.matching import match
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 from minisgl_cuda.plugin import (
     minisgl_attention_backends,
     minisgl_graph_runners,
@@ -27,13 +27,13 @@ ALL = (DECODE, GRAPH, SKINNY, *OPS, *minisgl_kv_kernels())
 
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: f"{spec.role}:{spec.name}{spec.variant}")
 def test_a_cpu_is_refused_by_name(spec) -> None:
-    reasons = match(spec, Need(device=DeviceFacts("cpu")))[1]
+    reasons = match(spec, Requirement(device=DeviceFacts("cpu")))[1]
     assert [(reason.code, reason.wanted, reason.supported) for reason in reasons] == [("device", "cpu", "cuda")]
 
 
 def test_graphs_capture_and_only_capture() -> None:
-    assert match(GRAPH, Need(device=HOPPER, capture=True))[1] == []
-    assert [reason.code for reason in match(GRAPH, Need(device=HOPPER, no_capture=True))[1]] == ["graph"]
+    assert match(GRAPH, Requirement(device=HOPPER, capture=True))[1] == []
+    assert [reason.code for reason in match(GRAPH, Requirement(device=HOPPER, no_capture=True))[1]] == ["graph"]
 
 
 def test_kv_kernels_prefer_the_compiler_to_triton() -> None:
@@ -44,7 +44,7 @@ def test_kv_kernels_prefer_the_compiler_to_triton() -> None:
 
 
 def test_decode_attention_is_for_decode_only_and_without_host_plan() -> None:
-    need = {
+    required = {
         "device": HOPPER,
         "dtype": "bfloat16",
         "kv_dtype": "bfloat16",
@@ -54,8 +54,8 @@ def test_decode_attention_is_for_decode_only_and_without_host_plan() -> None:
         "kv_layout": "NHD",
         "capture": True,
     }
-    assert match(DECODE, Need(phase="decode", **need))[1] == []
-    assert [reason.code for reason in match(DECODE, Need(phase="prefill", **need))[1]] == ["phase"]
+    assert match(DECODE, Requirement(phase="decode", **required))[1] == []
+    assert [reason.code for reason in match(DECODE, Requirement(phase="prefill", **required))[1]] == ["phase"]
     assert {caps.host_plan for caps in DECODE.caps} == {False}
 
 
@@ -66,8 +66,8 @@ def test_operations_are_known_to_the_core() -> None:
     assert [caps.per_row_seed for caps in OPS[1].caps] == [True]
 
 
-def _store_need(dtype: str, kv_dtype: str) -> Need:
-    return Need(
+def _store_requirement(dtype: str, kv_dtype: str) -> Requirement:
+    return Requirement(
         device=HOPPER,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -81,9 +81,9 @@ def _store_need(dtype: str, kv_dtype: str) -> Need:
 
 def test_compiled_operations_want_a_pool_of_the_models_dtype() -> None:
     cpp, triton = OPS
-    assert match(cpp, _store_need("float16", "float16"))[1] == []
-    assert match(cpp, _store_need("float16", "bfloat16"))[1] != []
-    assert match(triton, _store_need("float16", "bfloat16"))[1] == []
+    assert match(cpp, _store_requirement("float16", "float16"))[1] == []
+    assert match(cpp, _store_requirement("float16", "bfloat16"))[1] != []
+    assert match(triton, _store_requirement("float16", "bfloat16"))[1] == []
 
 
 class Machine:

@@ -6,14 +6,14 @@ import pytest
 
 from minisgl_core.registry import DeviceFacts
 from minisgl_core.registry.matching import match
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 from minisgl_flashinfer.plugin import minisgl_attention_backends, minisgl_layer_ops
 
 (ATTENTION,) = minisgl_attention_backends()
 (SAMPLING,) = minisgl_layer_ops()
 
 
-def _need(**facts: object) -> Need:
+def _requirement(**facts: object) -> Requirement:
     asked = {
         "device": DeviceFacts("cuda", sm=90),
         "dtype": "bfloat16",
@@ -25,11 +25,11 @@ def _need(**facts: object) -> Need:
         "phase": "prefill",
         **facts,
     }
-    return Need(**asked)  # type: ignore[arg-type]
+    return Requirement(**asked)  # type: ignore[arg-type]
 
 
 def _codes(**facts: object) -> list[str]:
-    return [reason.code for reason in match(ATTENTION, _need(**facts))[1]]
+    return [reason.code for reason in match(ATTENTION, _requirement(**facts))[1]]
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

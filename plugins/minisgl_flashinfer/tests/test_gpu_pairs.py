@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from minisgl_core.builtin.devices import detect_device
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.registry import detect_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # the libraries warn when they are imported
 VOCAB, PROMPTS, CHUNK, STEPS, LONGEST = 2048, (5, 131, 300, 64, 257), 100, 12, 512

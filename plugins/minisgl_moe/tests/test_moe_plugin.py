@@ -6,7 +6,7 @@ import pytest
 
 from minisgl_core.registry import DeviceFacts
 from minisgl_core.registry.matching import match
-from minisgl_core.registry.query import Need
+from minisgl_core.registry.query import Requirement
 from minisgl_moe.plugin import minisgl_layer_ops, minisgl_moe_executors
 
 (EXECUTOR,) = minisgl_moe_executors()
@@ -16,20 +16,20 @@ from minisgl_moe.plugin import minisgl_layer_ops, minisgl_moe_executors
 @pytest.mark.parametrize("sm", [80, 90, 100])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_experts_run_inside_graphs_from_ampere_on(sm: int, dtype: str) -> None:
-    need = Need(device=DeviceFacts("cuda", sm=sm), dtype=dtype, capture=True)
-    assert match(EXECUTOR, need)[1] == []
+    required = Requirement(device=DeviceFacts("cuda", sm=sm), dtype=dtype, capture=True)
+    assert match(EXECUTOR, required)[1] == []
 
 
 @pytest.mark.parametrize(
-    ("need", "code"),
+    ("required", "code"),
     [
-        (Need(device=DeviceFacts("cpu"), dtype="bfloat16"), "device"),
-        (Need(device=DeviceFacts("cuda", sm=75), dtype="bfloat16"), "sm"),
-        (Need(device=DeviceFacts("cuda", sm=90), dtype="float64"), "dtype"),
+        (Requirement(device=DeviceFacts("cpu"), dtype="bfloat16"), "device"),
+        (Requirement(device=DeviceFacts("cuda", sm=75), dtype="bfloat16"), "sm"),
+        (Requirement(device=DeviceFacts("cuda", sm=90), dtype="float64"), "dtype"),
     ],
 )
-def test_just_outside_is_refused(need: Need, code: str) -> None:
-    assert [reason.code for reason in match(EXECUTOR, need)[1]] == [code]
+def test_just_outside_is_refused(required: Requirement, code: str) -> None:
+    assert [reason.code for reason in match(EXECUTOR, required)[1]] == [code]
 
 
 def test_both_need_triton() -> None:

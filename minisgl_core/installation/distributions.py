@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
@@ -13,15 +14,23 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from .records import CORE, Note
+from minisgl_core.plugin_api.hooks import CORE
 
-__all__ = ["GROUP", "Found", "core_requirement_problem", "folder_name", "is_editable", "metadata_path", "scan"]
+__all__ = ["GROUP", "Found", "Note", "core_requirement_problem", "folder_name", "is_editable", "metadata_path", "scan"]
 
 GROUP: Final = "minisgl"
 
 _SECTION: Final = re.compile(rf"^\s*\[\s*{GROUP}\s*\]", re.MULTILINE)
 _ENTRY: Final = re.compile(r"([^=\s][^=]*?)\s*=\s*([\w.]+\s*(?::\s*[\w.]+\s*)?(?:\[.*\])?)")
 _OF_CORE: Final = re.compile(rf"\s*{CORE.replace('-', '[-_.]+')}(?![A-Za-z0-9._-])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something odd about the installation itself, such as stale metadata that hides a distribution."""
+
+    distribution: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +43,29 @@ class Found:
     headers: str = ""
     problem: str = ""
 
+    @property
+    def version(self) -> str:
+        """Empty if the metadata has none."""
+        return next(iter(self.header("Version")), "")
+
     def header(self, name: str) -> list[str]:
-        """What the lines of a header say. An email parser, which importlib.metadata uses, takes ten times longer."""
+        """The values of a header. An email parser, which importlib.metadata uses, takes ten times longer."""
         return re.findall(rf"^{name}:[ \t]*(\S.*?)[ \t]*$", self.headers, re.MULTILINE)
+
+    def stamps(self, module: str) -> Iterator[str]:
+        """Size and time of the list of its installed files; of the source files of the module's package where there is
+        no list, or where they may be edited.
+        """
+        record = metadata_path(self.distribution)
+        files = [record / "RECORD"] if record and not is_editable(self.distribution) else []
+        if not any(file.is_file() for file in files):
+            package = importlib.util.find_spec(module.partition(".")[0])
+            folders = (package.submodule_search_locations if package else None) or ()
+            files = [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))]
+            files += [Path(package.origin)] if package and package.origin else []
+        for file in filter(Path.is_file, files):
+            status = file.stat()
+            yield f"{file} {status.st_size} {status.st_mtime_ns}"
 
 
 def scan(distributions: Iterable[Distribution]) -> tuple[list[Found], list[Note]]:
@@ -51,29 +80,30 @@ def scan(distributions: Iterable[Distribution]) -> tuple[list[Found], list[Note]
     for distribution in distributions:
         plugin = _plugin(distribution)
         name = plugin.name if plugin else _folded_name(distribution)
-        shadow = first.setdefault(name, distribution) if name else distribution
-        if shadow is not distribution:
-            if plugin or any(item.name == name for item in found):
-                notes.extend(_shadowed(name, shadow, distribution))
-        elif plugin:
-            found.append(plugin)
+        earlier = first.get(name)
+        if earlier is None:
+            found += [plugin] if plugin else []
+            if name:
+                first[name] = distribution
+        elif earlier is not distribution and (plugin or any(item.name == name for item in found)):
+            notes.extend(_shadowed(name, earlier, distribution))
     return sorted(found, key=lambda item: item.name), notes
 
 
 def _plugin(distribution: Distribution) -> Found | None:
-    """None for a distribution that is no business of ours, as far as can be read."""
+    """None for a distribution without our entry points, as far as can be read."""
     entries: tuple[EntryPoint, ...] = ()
     try:
         entries, problem = _entries(distribution)
     except Exception as error:
-        problem = f"its entry points cannot be read: {_told(error)}"
+        problem = f"its entry points cannot be read: {type(error).__name__}: {error}"
     if not entries and not problem:
         return None
     headers = ""
     try:
         headers = _headers(distribution)
     except Exception as error:
-        problem = problem or f"its metadata cannot be read: {_told(error)}"
+        problem = problem or f"its metadata cannot be read: {type(error).__name__}: {error}"
     found = Found("", distribution, entries, headers, problem)
     names = found.header("Name")
     if names:
@@ -84,7 +114,7 @@ def _plugin(distribution: Distribution) -> Found | None:
 
 
 def _shadowed(name: str, first: Distribution, later: Distribution) -> list[Note]:
-    """Nothing to say of the same folder listed twice on ``sys.path``."""
+    """A folder that is listed twice on ``sys.path`` hides nothing."""
     if _place(first) == _place(later):
         return []
     text = (
@@ -95,7 +125,7 @@ def _shadowed(name: str, first: Distribution, later: Distribution) -> list[Note]
 
 
 def _entries(distribution: Distribution) -> tuple[tuple[EntryPoint, ...], str]:
-    """Entry points of our group, and what is wrong with the first line that is none."""
+    """Entry points of our group, and what is wrong with the first malformed line."""
     text = distribution.read_text("entry_points.txt")
     if text is None or not _SECTION.search(text):
         return (), ""
@@ -120,17 +150,13 @@ def _headers(distribution: Distribution) -> str:
 
 
 def _folded_name(distribution: Distribution) -> str:
-    """The canonical name; that of the folder, which is there to be looked up by, spares opening every file."""
+    """The canonical name, of the folder where there is one: that saves opening every file."""
     path = metadata_path(distribution)
     try:
         name = folder_name(path) if path else distribution.metadata["Name"] or ""
     except Exception:
         name = ""
     return canonicalize_name(name)
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _version(distribution: Distribution) -> str:
@@ -159,7 +185,7 @@ def _place(distribution: Distribution) -> str:
 
 
 def core_requirement_problem(requires: Iterable[str], core_version: str) -> str:
-    """Why this core is not the one that a distribution's Requires-Dist lines ask for; empty if it is."""
+    """Why this core does not meet a distribution's Requires-Dist lines; empty if it does."""
     for line in requires:
         if not _OF_CORE.match(line):
             continue

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from minisgl_core.registry.requirements import Installed
+from minisgl_core.installation import Installed
 
 
 def test_versions_are_those_of_installed_distributions() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_core.doctor.backends import check_claims
+from minisgl_core.doctor.backends import check_caps
 from minisgl_core.plugin_api import ANY, BackendSpec, Caps, OneOf
 from minisgl_core.registry import Candidate, PluginRecord, Registry, discover
 
@@ -28,14 +28,14 @@ WHOLE = Caps(
 NEVER = "so it can never be chosen"
 
 
-def findings(role: Any, *boxes: Caps) -> list[tuple[str, str, str]]:
-    candidate = Candidate(BackendSpec(role, "mine", "m:C", caps=boxes), "dist", "1")
+def findings(role: Any, *sets: Caps) -> list[tuple[str, str, str]]:
+    candidate = Candidate(BackendSpec(role, "mine", "m:C", caps=sets), "dist", "1")
     registry = Registry((PluginRecord("dist", "main = m", candidates=(candidate,)),))
-    return [(one.level, one.text, one.remedy) for one in check_claims(registry)]
+    return [(one.level, one.text, one.remedy) for one in check_caps(registry)]
 
 
 @pytest.mark.parametrize(
-    ("role", "empty", "told"),
+    ("role", "empty", "expected"),
     [
         ("attention", {"gqa_ratios": None}, "gqa_ratios"),
         ("attention", {"kv_dtypes": (), "head_dims": OneOf()}, "kv_dtypes, head_dims"),
@@ -48,12 +48,12 @@ def findings(role: Any, *boxes: Caps) -> list[tuple[str, str, str]]:
         ("platform", {"devices": ("cuda",), "sm": (0, -1)}, "sm"),
     ],
 )
-def test_a_box_that_leaves_out_what_is_always_asked_never_fits(role: Any, empty: dict[str, Any], told: str) -> None:
+def test_a_set_without_what_is_always_required_never_fits(role: Any, empty: dict[str, Any], expected: str) -> None:
     assert findings(role, WHOLE) == []
     ((level, text, remedy),) = findings(role, replace(WHOLE, **empty))
-    assert (level, text) == ("wrong", f"caps[0] does not declare {told}, {NEVER}") and "ANY" in remedy
+    assert (level, text) == ("wrong", f"caps[0] does not declare {expected}, {NEVER}") and "ANY" in remedy
     ((level, text, _),) = findings(role, WHOLE, replace(WHOLE, **empty))
-    assert (level, text) == ("note", f"caps[1] does not declare {told}, so that box never fits")
+    assert (level, text) == ("note", f"caps[1] does not declare {expected}, so that capability set never fits")
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ def test_what_a_role_is_never_asked_may_be_left_out(role: Any, empty: dict[str, 
     assert findings(role, replace(WHOLE, **empty)) == []
 
 
-def test_a_feature_that_nothing_asks_for_is_a_note() -> None:
+def test_a_feature_that_nothing_requests_is_a_note() -> None:
     features = frozenset({"windw", "window", "chunked_local_attention"})
     found = findings("attention", replace(WHOLE, features=features))
     assert [(level, text) for level, text, _ in found] == [
-        ("note", "it lists 'chunked_local_attention' in features, which this core never asks for"),
-        ("note", "it lists 'windw' in features, which this core never asks for; did you mean 'window'?"),
+        ("note", "it lists 'chunked_local_attention' in features, which this core never requests"),
+        ("note", "it lists 'windw' in features, which this core never requests; did you mean 'window'?"),
     ]
     assert findings("attention", replace(WHOLE, features=ANY)) == []
 
 
 def test_our_own_claims_can_all_be_met() -> None:
-    assert list(check_claims(discover())) == []
+    assert list(check_caps(discover())) == []

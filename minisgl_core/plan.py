@@ -7,16 +7,16 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from minisgl_core.errors import BackendError
 from minisgl_core.plugin_api import FUSABLE_OPS, GraphLevel, Phase, Role
+from minisgl_core.plugin_api.hooks import CORE
 
-from .query import STORING_OP, PlanEntry
-from .records import CORE
+__all__ = ["STORING_OP", "Bucket", "Choice", "Plan", "PlanEntry"]
 
-__all__ = ["Bucket", "Choice", "Plan"]
-
+STORING_OP: Final = "qk_norm_rope_store"
+"""The operation that writes the pool, so that its dtype and layout matter to it."""
 _FORMAT: Final = 1
 
 
@@ -24,6 +24,26 @@ def _plain(data: dict[str, Any]) -> dict[str, Any]:
     """With lists in place of tuples, as JSON has it."""
     found: dict[str, Any] = json.loads(json.dumps(data))
     return found
+
+
+class PlanEntry(NamedTuple):
+    """One decision of a plan: a role, narrowed where the role is resolved piece by piece."""
+
+    role: Role
+    phase: Phase | None = None
+    op: str | None = None
+    shape: tuple[int, int] | None = None
+    """(N, K) of a matrix product"""
+
+    @property
+    def part(self) -> str:
+        """Such as ``decode``, ``sample`` or ``4096x1024``; empty where the role is resolved as a whole."""
+        return self.phase or self.op or (f"{self.shape[0]}x{self.shape[1]}" if self.shape else "")
+
+    @property
+    def label(self) -> str:
+        """Such as ``attention.decode``, ``ops.sample``, ``linear.4096x1024`` or ``kv``."""
+        return f"{self.role}.{self.part}" if self.part else self.role
 
 
 @dataclass(frozen=True, slots=True)

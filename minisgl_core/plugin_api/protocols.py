@@ -1,0 +1,32 @@
+"""The protocol of each role, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from . import (
+    AttentionBackend,
+    Communicator,
+    GraphRunner,
+    KVKernels,
+    LayerOps,
+    LinearBackend,
+    MoEExecutor,
+    Platform,
+    Role,
+)
+
+__all__ = ["PROTOCOLS"]
+
+PROTOCOLS: Final[Mapping[Role, type]] = {
+    "attention": AttentionBackend,
+    "graph": GraphRunner,
+    "kv": KVKernels,
+    "moe": MoEExecutor,
+    "ops": LayerOps,
+    "linear": LinearBackend,
+    "comm": Communicator,
+    "platform": Platform,
+}
+"""Models have none: the engine constructs them."""
