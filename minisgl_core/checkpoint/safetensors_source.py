@@ -87,6 +87,7 @@ def _files_of(path: Path) -> dict[str, Path]:
 
 def _open(path: Path) -> Any:
     """Memory-map one file; safetensors validates its header and size."""
+    # The library's errors describe its parser; the cause is searched in the file itself.
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -111,7 +112,7 @@ def _cut(path: Path) -> Cause | None:
         ends = [item["data_offsets"][1] for name, item in json.loads(header).items() if name != "__metadata__"]
         wanted = length + max(ends, default=0)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
+        return None  # the header is damaged, so its length is no evidence
     return None if wanted == size else Cause(f"has {size} bytes, and its header says {wanted}", "download it again")
 
 

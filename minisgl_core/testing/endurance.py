@@ -48,6 +48,7 @@ def sizes_in_turn(fixture: DeviceFixture) -> list[int]:
 
 def check_endurance(fixture: DeviceFixture, step: Step) -> tuple[float, str]:
     """(the worst error, a note about something that is not a fault)"""
+    # Clones: a backend that reuses its output tensors must not change what later results are compared with.
     first = None if step.repeated is None else [result.clone() for result in step.repeated()]
     worst, spread, marks = 0.0, 0.0, []
     for number in range(STEPS):
@@ -77,7 +78,8 @@ def _spread(results: Results, first: Results, number: int) -> float:
 
 
 def _check_kept(marks: Sequence[int], allowed: int) -> None:
-    """Raise if memory grew in both halves of the steps; growth in one half only is a cache that was filled."""
+    """Raise if memory grew in both halves of the steps."""
+    # The smaller growth of the two halves: a cache that fills up grows in one of them only.
     steps = (STEPS - WARM_UP) // 2
     kept = min(after - before for before, after in pairwise(marks)) / steps
     if kept > allowed:

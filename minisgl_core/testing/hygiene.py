@@ -61,9 +61,8 @@ def _set_deterministic(value: str) -> None:
 
 
 def _set_default_device(device: torch.device) -> None:
-    """Set torch's default device; None, the initial value, has no cost, while a device adds a mode to every factory
-    call.
-    """
+    """Set torch's default device."""
+    # None is the initial value. A device, even the CPU, installs a mode that every factory call goes through.
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
@@ -89,6 +88,7 @@ def _set_environment(values: Mapping[str, str]) -> None:
 def _core_code() -> dict[tuple[Any, str], Any]:
     """(module or class, name) -> a function, class or method of the core."""
     found: dict[tuple[Any, str], Any] = {}
+    # Copies of the dictionaries, because reading a lazy attribute may import a module.
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] != CORE:
             continue
@@ -149,7 +149,7 @@ def same_process() -> Iterator[None]:
             changes = _undo(before)
             torch.set_grad_enabled(grad_mode)
     except SkipTest:
-        raise
+        raise  # a skipped check made no call to judge
     except Exception as error:
         if not changes:
             raise

@@ -30,6 +30,7 @@ def nothing_running() -> Iterator[None]:
 
     An exception of the block itself takes precedence.
     """
+    # The block's own exception is kept until the leftovers are terminated, which must happen in any case.
     threads, children = set(threading.enumerate()), set(_children())
     failed: BaseException | None = None
     try:
@@ -102,4 +103,4 @@ def heap_bytes() -> int:
         return 0
     mallinfo2.restype = _MallInfo
     info = mallinfo2()
-    return int(info.uordblks + info.hblkhd)
+    return int(info.uordblks + info.hblkhd)  # small allocations, and large ones that have their own mapping
