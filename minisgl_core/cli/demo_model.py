@@ -17,7 +17,7 @@ __all__ = ["command"]
 @click.command(name="demo-model")
 @json_option
 def command(as_json: bool) -> None:
-    """Download and verify the demo model, and print its path.
+    """Download the demo model and print its path.
 
     Nothing is downloaded if it is in the cache. Its size and sha256 are verified; the result is reported on standard
     error.

@@ -30,7 +30,7 @@ __all__ = ["command"]
 )
 @json_option
 def command(file: Path, backend: str, device: str, repeats: int, shrunk: Path | None, as_json: bool) -> int:
-    """Run a recorded step on a backend, without the model.
+    """Replay a step recording on a backend, without the model.
 
     Its result is compared with what was recorded and with a float64 reference, which decides. Exits with 1 if it is
     further away than the conformance kit allows, or raises.

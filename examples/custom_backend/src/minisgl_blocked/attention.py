@@ -1,4 +1,4 @@
-"""Paged attention in plain torch, correct but slow: replace it with your kernel. T tokens, B rows, H heads, D head_dim."""
+"""Paged attention in plain torch: correct, slow, to be replaced. T tokens, B rows, H heads, D head_dim."""
 
 import torch
 import torch.nn.functional as F
