@@ -263,7 +263,7 @@ def test_stand_ins_are_never_chosen_by_auto_on_cuda_but_may_be_named(cpu_sim: No
     assert plan.choice("attention", phase="decode").name == "torch"
 
 
-def test_ranking_goes_by_config_incumbents_calibration_tier_and_name(world: Any, make_spec: Any, resolve: Any) -> None:
+def test_ranking_follows_config_incumbents_calibration_tier_and_name(world: Any, make_spec: Any, resolve: Any) -> None:
     for name, tier in (("slow", 10), ("beta", 5), ("alpha", 5)):
         world.plugin(f"p-{name}", make_spec("attention", name, tier=tier))
     world.plugin("minisgl-flashinfer", make_spec("attention", "flashinfer", tier=90))
