@@ -48,3 +48,33 @@ def own_cache(tmp_path: Path) -> Iterator[Path]:
     ENV.CACHE_DIR.value = folder
     yield folder
     ENV.CACHE_DIR.reset()
+
+
+@pytest.fixture
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working folder: no config file, no ``MINISGL_*`` variable of this machine."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("MINISGL_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def one_thread() -> None:
+    """torch computes on one thread, here and in the tests that follow."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def integrity_check() -> Iterator[None]:
+    """Every scheduler made in the module checks its books after every step; tests share two cores."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ENV.CHECK_INTEGRITY.value = True
+    yield
+    ENV.CHECK_INTEGRITY.reset()
+    torch.set_num_threads(threads)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from minisgl_core.calibration.store import Calibration, Point, file_of, save, scope_of, sources_of, versions_now
 from minisgl_core.cli.app import main
@@ -19,28 +17,17 @@ from minisgl_core.env import ENV
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.registry import DeviceFacts, PlanQuery, discover
+from support.settings import SMALL
 
 pytest.importorskip("minisgl_cpu_sim")
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13]]
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
-SETTINGS: dict[str, Any] = {
-    "dtype": torch.float32,
-    "device": "cpu",
-    "max_running_req": 4,
-    "num_page_override": 64,
-    "max_seq_len_override": 64,
-    "progress": False,
-}
+SETTINGS = SMALL
 CPU, TORCH = "cpu@minisgl-cpu-sim", "torch@minisgl-cpu-sim"
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MINISGL_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 @pytest.fixture

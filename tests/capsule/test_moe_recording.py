@@ -22,18 +22,13 @@ from minisgl_core.core import SamplingParams
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.llm import LLM
 from minisgl_core.testing import BackendUnderTest, DeviceFixture
+from support.settings import PAGED
 
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 SETTINGS: dict[str, Any] = {
-    "dtype": torch.float32,
-    "device": "cpu",
-    "max_running_req": 4,
-    "num_page_override": 64,
-    "max_seq_len_override": 64,
-    "page_size": 4,
+    **PAGED,
     "cuda_graph_max_bs": 0,
-    "progress": False,
     "backends": {"attention": "torch", "moe": "torch", "graph": ["emulated", "eager"]},
 }
 RECORD: dict[str, Any] = {"record_role": "moe", "record_steps": "0,2"}

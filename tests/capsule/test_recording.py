@@ -20,17 +20,12 @@ from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.errors import ConfigError, UsageError
 from minisgl_core.llm import LLM
 from minisgl_core.testing import BackendUnderTest, DeviceFixture
+from support.settings import PAGED
 
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
 SETTINGS: dict[str, Any] = {
-    "dtype": torch.float32,
-    "device": "cpu",
-    "max_running_req": 4,
-    "num_page_override": 64,
-    "max_seq_len_override": 64,
-    "page_size": 4,
-    "progress": False,
+    **PAGED,
     "backends": {"attention": "torch", "graph": ["emulated", "eager"]},
 }
 

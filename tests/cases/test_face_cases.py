@@ -22,14 +22,9 @@ from minisgl_core.errors import AdmissionError, ConfigError, UsageError
 from minisgl_core.llm import LLM, AsyncLLM, prepare_prompts
 from minisgl_core.scheduler import Limits
 from support.driver import greedy
+from support.settings import SHARED
 
-SETTINGS: dict[str, Any] = {
-    "dtype": torch.float32,
-    "num_page_override": 512,
-    "max_seq_len_override": 64,
-    "max_running_req": 8,
-    "progress": False,
-}
+SETTINGS = SHARED
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from minisgl_core.registry import (
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
 from minisgl_core.registry.hook_validation import PluginFault, check_specs
 from minisgl_core.scaffold import write_distribution
+from support.settings import ANY_MODEL
 
 pytest.importorskip("minisgl_cpu_sim")
 
@@ -61,16 +62,9 @@ class NothingInstalled(Installed):
 
 
 ALL: dict[str, Any] = {
+    **ANY_MODEL,
     "devices": ("cpu", "cuda"),
     "sm": ANY,
-    "dtypes": ANY,
-    "kv_dtypes": ANY,
-    "head_dims": ANY,
-    "gqa_ratios": ANY,
-    "page_sizes": ANY,
-    "kv_layouts": ("NHD",),
-    "phases": ("prefill", "decode"),
-    "graph": "decode",
     "features": ANY,
     "formats": ("plain",),
     "ops": OP_NAMES,

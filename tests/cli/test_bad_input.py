@@ -6,7 +6,6 @@ Exit code 2 where the call is wrong, 1 where what it names fails.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +25,7 @@ Made = Callable[[Tiny, Path], Path]
 SMALL = ("--num-page-override", "64", "--max-seq-len-override", "48")
 
 
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No config file, no settings of this machine."""
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MINISGL_"):
-            monkeypatch.delenv(name)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("no_settings", "one_thread")
 
 
 # --- model folders with something wrong ------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from minisgl_core.cli.app import main
 from minisgl_core.core import SamplingParams
@@ -25,14 +24,7 @@ CUT = "[the answer was cut after 8 tokens: --max-tokens]"
 SMALL = ("--max-seq-len-override", "128", "--max-tokens", "8", "--ignore-eos")
 
 
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No config file, no settings of this machine."""
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MINISGL_"):
-            monkeypatch.delenv(name)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("no_settings", "one_thread")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +21,7 @@ sys.exit(code)
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MINISGL_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["--version"], ["plugins"], ["plugins", "--json"]])
@@ -202,7 +196,10 @@ def test_explain_without_a_model_is_about_the_demo_models_shape_and_fetches_noth
     ("arguments", "message"),
     [
         (["explian"], "error: unknown command 'explian'; did you mean 'explain'?"),
-        (["frobnicate"], "error: unknown command 'frobnicate'; the commands are generate, chat, plugins, explain"),
+        (
+            ["frobnicate"],
+            "error: unknown command 'frobnicate'; the commands are generate, chat, serve, plugins, explain",
+        ),
         (["plugins", "--jsn"], "error: No such option"),
         (["--nonsense"], "error: No such option"),
         (["explain", "--geometry", "qwen3-0.6"], "error: unknown geometry 'qwen3-0.6'; did you mean 'qwen3-0.6b'?"),

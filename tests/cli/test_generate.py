@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from minisgl_core.cli.app import main
 from minisgl_core.cli.start import plan_line
@@ -27,14 +25,7 @@ Capture = pytest.CaptureFixture[str]
 SMALL = ("--num-page-override", "256", "--max-seq-len-override", "128", "--ignore-eos")
 
 
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No config file, no settings of this machine."""
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MINISGL_"):
-            monkeypatch.delenv(name)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("no_settings", "one_thread")
 
 
 def ids(tokens: list[int]) -> str:

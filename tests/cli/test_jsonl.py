@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,13 +21,7 @@ PROGRAM = str(Path(sys.executable).with_name("minisgl"))
 SMALL = ("--num-page-override", "256", "--max-seq-len-override", "128", "--max-tokens", "6")
 
 
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No config file, no settings of this machine."""
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MINISGL_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 def write(name: str, *lines: object) -> None:

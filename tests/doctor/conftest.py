@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -76,15 +75,9 @@ class Commands:
 
 @pytest.fixture
 def commands(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_cache: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_settings: None, own_cache: Path
 ) -> Commands:
-    for name in list(os.environ):
-        if name.startswith("MINISGL_"):
-            monkeypatch.delenv(name)
     monkeypatch.setenv("MINISGL_CACHE_DIR", str(own_cache))
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
     torch.set_num_threads(1)
     return Commands(capsys, monkeypatch)
 

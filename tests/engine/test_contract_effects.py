@@ -15,25 +15,16 @@ from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import SamplingParams
 from minisgl_core.engine import plan_resolution
 from minisgl_core.errors import BackendError
-from minisgl_core.plugin_api import ANY, BackendSpec, Caps, Role, SampleArgs, SamplingMode
+from minisgl_core.plugin_api import BackendSpec, Caps, Role, SampleArgs, SamplingMode
 from minisgl_core.registry import Candidate, PluginRecord, Registry, discover
 
 pytest.importorskip("minisgl_cpu_sim")
 
 from minisgl_cpu_sim.pure.attention import TorchAttention
 from support.driver import Driver, greedy
+from support.settings import ANY_MODEL
 
-ALL: dict[str, Any] = {
-    "devices": ("cpu",),
-    "dtypes": ANY,
-    "kv_dtypes": ANY,
-    "head_dims": ANY,
-    "gqa_ratios": ANY,
-    "page_sizes": ANY,
-    "kv_layouts": ("NHD",),
-    "phases": ("prefill", "decode"),
-    "graph": "decode",
-}
+ALL: dict[str, Any] = {**ANY_MODEL, "devices": ("cpu",)}
 Declare = Callable[..., None]
 
 

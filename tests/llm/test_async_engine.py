@@ -10,20 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.errors import AdmissionError, UsageError
 from minisgl_core.llm import AsyncLLM
 from support.make_checkpoints import NUM_STEPS, Reference, ensure_checkpoint
+from support.settings import SHARED
 
-SETTINGS: dict[str, Any] = {
-    "dtype": torch.float32,
-    "num_page_override": 512,
-    "max_seq_len_override": 64,
-    "max_running_req": 8,
-    "progress": False,
-}
+SETTINGS = SHARED
 GREEDY = SamplingParams(max_tokens=NUM_STEPS, ignore_eos=True)
 LONG = SamplingParams(max_tokens=50, ignore_eos=True)
 

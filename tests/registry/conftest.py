@@ -14,6 +14,7 @@ import pytest
 from minisgl_core.modelconfig import ModelConfig, MoEConfig, RopeConfig
 from minisgl_core.plugin_api import ANY, HOOK_OF_ROLE, BackendSpec, Caps, PluginInfo, Role, hookimpl
 from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, PluginRecord, Registry, discover, resolve_plan
+from support.settings import ANY_MODEL
 
 
 class FakeDistribution(Distribution):
@@ -98,16 +99,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 FULL = {
+    **ANY_MODEL,
     "devices": ("cpu", "cuda"),
     "sm": ANY,
     "dtypes": ("float32", "bfloat16"),
     "kv_dtypes": ("float32", "bfloat16"),
-    "head_dims": ANY,
-    "gqa_ratios": ANY,
-    "page_sizes": ANY,
-    "kv_layouts": ("NHD",),
-    "phases": ("prefill", "decode"),
-    "graph": "decode",
     "formats": ("plain",),
 }
 

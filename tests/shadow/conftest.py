@@ -1,19 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
-
-from minisgl_core.env import ENV
 
 
 @pytest.fixture(scope="module", autouse=True)
-def integrity_check() -> Iterator[None]:
-    """Every scheduler made here checks its books after every step; tests share two cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    ENV.CHECK_INTEGRITY.value = True
-    yield
-    ENV.CHECK_INTEGRITY.reset()
-    torch.set_num_threads(threads)
+def checked(integrity_check: None) -> None:
+    """Books are checked in all modules of this folder."""

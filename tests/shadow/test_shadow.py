@@ -20,19 +20,14 @@ from minisgl_core.core import SamplingParams
 from minisgl_core.errors import BackendError, ConfigError
 from minisgl_core.llm import LLM
 from minisgl_core.registry import Choice
+from support.settings import PAGED
 
 pytest.importorskip("minisgl_cpu_sim")
 
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
 SETTINGS: dict[str, Any] = {
-    "dtype": torch.float32,
-    "device": "cpu",
-    "max_running_req": 4,
-    "num_page_override": 64,
-    "max_seq_len_override": 64,
-    "page_size": 4,
-    "progress": False,
+    **PAGED,
     "backends": {"attention": "cpu"},
 }
 

@@ -9,23 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl_core.plugin_api import ANY, FUSABLE_OPS, OP_NAMES, BackendSpec, Caps, OneOf, Role
+from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, BackendSpec, Caps, OneOf, Role
 from minisgl_core.testing import BackendUnderTest, DeviceFixture, checks_of, run_checks
 from minisgl_core.testing.check_process import CheckProcess
+from support.settings import ANY_MODEL
 
 pytest.importorskip("minisgl_cpu_sim")
 
 DTYPES = ("float32", "bfloat16", "float16")
 FULL = Caps(
+    **{**ANY_MODEL, "dtypes": DTYPES, "kv_dtypes": DTYPES},
     devices=("cpu",),
-    dtypes=DTYPES,
-    kv_dtypes=DTYPES,
-    head_dims=ANY,
-    gqa_ratios=ANY,
-    page_sizes=ANY,
-    kv_layouts=("NHD",),
-    phases=("prefill", "decode"),
-    graph="decode",
     features=frozenset({"window", "softcap"}),
     ops=OP_NAMES,
     formats=("plain",),

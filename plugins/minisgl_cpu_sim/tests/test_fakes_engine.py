@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from minisgl_core.modelconfig import read_model_config
 from minisgl_cpu_sim.fakes import inject, with_attention
 from minisgl_fa.plugin import minisgl_attention_backends as fa_backends
 from minisgl_flashinfer.plugin import minisgl_attention_backends as flashinfer_backends
+from support.model_configs import write_tiny_config
 
 VOCAB, PROMPTS, CHUNK, STEPS, LONGEST = 64, (5, 17, 30), 12, 6, 64
 SPECS = {"fa": fa_backends()[0], "flashinfer": flashinfer_backends()[0], "torch": None}
@@ -28,26 +28,14 @@ PAIRS = [(prefill, decode) for prefill in SPECS for decode in SPECS if (prefill,
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Mistral without weights, whose window hides something of the longer rows."""
     folder = tmp_path_factory.mktemp("tiny")
-    config = {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": LONGEST,
-        "sliding_window": 20,
-        "rope_theta": 1e4,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "hidden_act": "silu",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_tiny_config(
+        folder,
+        architectures=["MistralForCausalLM"],
+        model_type="mistral",
+        num_attention_heads=6,
+        max_position_embeddings=LONGEST,
+        sliding_window=20,
+    )
 
 
 def _engine(model: Path, prefill: str, decode: str, page_size: int, largest: int, strict: bool) -> Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_cpu_sim.graph import GraphViolation
 from support.child_env import child_env
+from support.model_configs import write_tiny_config
 
 VOCAB, PROMPTS, STEPS = 64, (5, 9, 12), 6
 PARAMS = (
@@ -30,25 +30,7 @@ PARAMS = (
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 without weights: the engine draws them."""
     folder = tmp_path_factory.mktemp("tiny")
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 64,
-        "rope_theta": 1e4,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "hidden_act": "silu",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_tiny_config(folder)
 
 
 def make_engine(model: Path, largest: int, *, strict: bool = False, page_size: int = 4) -> Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES
 from minisgl_core.registry import Bucket, Plan
 from minisgl_cuda.linear import FUSED_PARTS, SkinnyLinear
 from minisgl_cuda.tiles import TileTable
+from support.model_configs import write_tiny_config
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM = 64, 96, 4, 2, 16
 SHAPES = {"norm": ((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), "act": (2 * INNER, HIDDEN), "norm+act": (2 * INNER, HIDDEN)}
@@ -42,26 +42,17 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A tiny Qwen3 without weights, with biases in attention."""
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": DIM,
-        "attention_bias": True,
-        "vocab_size": 48,
-        "max_position_embeddings": 64,
-        "rope_theta": 1e4,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
+    return write_tiny_config(
+        tmp_path,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=DIM,
+        attention_bias=True,
+        vocab_size=48,
+        torch_dtype="bfloat16",
+    )
 
 
 def ours(bucket: Bucket) -> Bucket:

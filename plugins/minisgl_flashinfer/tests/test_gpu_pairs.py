@@ -5,7 +5,6 @@ Both engines are fed the reference's tokens, so that one close call does not spo
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from minisgl_core.builtin.devices import detect_device
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
+from support.model_configs import write_tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # the libraries warn when they are imported
 VOCAB, PROMPTS, CHUNK, STEPS, LONGEST = 2048, (5, 131, 300, 64, 257), 100, 12, 512
@@ -41,25 +41,19 @@ def _no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four layers of real geometry (head_dim 128); the engine draws the weights."""
     folder = tmp_path_factory.mktemp("model")
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 4,
-        "num_attention_heads": request.param[0],
-        "num_key_value_heads": request.param[1],
-        "head_dim": 128,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": LONGEST,
-        "rope_theta": 1e6,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_tiny_config(
+        folder,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=request.param[0],
+        num_key_value_heads=request.param[1],
+        head_dim=128,
+        vocab_size=VOCAB,
+        max_position_embeddings=LONGEST,
+        rope_theta=1e6,
+        torch_dtype="bfloat16",
+    )
 
 
 def _run(
