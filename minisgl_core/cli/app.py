@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import importlib
 import os
 import sys
@@ -111,6 +112,9 @@ def _app(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0; 2 for an invalid call, 1 for a failure, 130 for Ctrl-C."""
+    if arguments is None and sys.__stderr__ is not None:
+        # A kernel that crashes ends the process: the traceback says whose.
+        faulthandler.enable(sys.__stderr__)
     with forgiving_stderr():
         return _main(arguments)
 

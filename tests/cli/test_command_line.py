@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -253,3 +254,12 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     )
     done = subprocess.run(["bash", "-c", runs], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("D", "")
+
+
+def test_a_kernel_that_crashes_leaves_a_traceback() -> None:
+    program = "import ctypes\nfrom minisgl_core.cli.app import main\nmain()\nctypes.string_at(0)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr and "ctypes" in done.stderr
