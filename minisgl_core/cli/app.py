@@ -37,6 +37,7 @@ class CommandEntry:
 COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "generate": CommandEntry("minisgl_core.cli.generate", "Generate answers to prompts."),
     "chat": CommandEntry("minisgl_core.cli.chat", "Chat with a model in the terminal."),
+    "serve": CommandEntry("minisgl_core.cli.serve", "Serve a model through OpenAI's API."),
     "plugins": CommandEntry("minisgl_core.cli.plugins", "List installed plugins, their backends and failures."),
     "explain": CommandEntry("minisgl_core.cli.explain", "Show which backends would run, and why not the others."),
     "verify": CommandEntry("minisgl_core.cli.verify", "Run the conformance kit on a backend."),

@@ -148,7 +148,8 @@ class EngineThread:
                 runner.post(message)
             if call is not None:
                 self._router.wake_when_idle(call)
-            if messages and not runner.usable:
+                runner.check()
+            if not runner.usable:
                 return True  # the step raises the failure again
 
     def _end(self, runner: Runner) -> None:
@@ -222,6 +223,11 @@ class AsyncEngine:
     def check_process(self) -> None:
         """Raise :class:`UsageError` in a process forked from the engine's, where no call would ever be woken."""
         self._transport.check_process()
+
+    def ping(self, then: Call) -> None:
+        """Wake ``then`` once the engine has ended the step that it is in, or at once if it rests."""
+        if not self._transport.post([], then):
+            raise self._transport.why_closed()
 
     def close(self) -> None:
         """End all ranks and free all memory; calls that wait get a :class:`UsageError`. Calling it twice is

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from minisgl_core.capsule.shadow import ShadowReport
     from minisgl_core.core import SamplingParams
-    from minisgl_core.engine import Engine
+    from minisgl_core.engine import Engine, EngineConfig
     from minisgl_core.registry import Plan
     from minisgl_core.scheduler import Scheduler
     from minisgl_core.tokenizer import Message
@@ -89,6 +89,16 @@ class BaseLLM:
     def plan(self) -> Plan:
         """The resolved choice of backends."""
         return self._engine.engine.plan
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The settings of rank 0's engine."""
+        return self._engine.engine.config
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+        return self.scheduler.limits.max_total_len
 
     @property
     def shadow_report(self) -> ShadowReport | None:
@@ -268,6 +278,37 @@ class AsyncLLM(BaseLLM):
     ) -> AsyncStream:
         """Stream the answer to one conversation like :meth:`stream`; ``options`` as for :meth:`chat`."""
         return AsyncStream(self._engine, self._prepare(self._encode_chats([messages], options), params, priority))
+
+    # ---- two steps, for a server -------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+    ) -> list[PreparedPrompt]:
+        """Token ids and checked parameters of each prompt, for :meth:`open`. Works on any thread. Raises like
+        :meth:`generate`.
+        """
+        return self._prepare(prompts, params, priority)
+
+    def prepare_chat(
+        self, messages: Conversation, params: SamplingParams | None = None, *, priority: int = 0, **options: Any
+    ) -> list[PreparedPrompt]:
+        """The prompt of one conversation, like :meth:`prepare`; ``options`` as for :meth:`chat`."""
+        return self._prepare(self._encode_chats([messages], options), params, priority)
+
+    def open(self, prompt: PreparedPrompt) -> AsyncStream:
+        """Stream the answer to a prepared prompt, on the running event loop."""
+        return AsyncStream(self._engine, [prompt])
+
+    async def ping(self) -> None:
+        """Return once the engine has finished its current step. Raises the engine's failure, if it has failed."""
+        call = LoopCall()
+        self._engine.ping(call)
+        await call.wait()
+        call.raise_failure()
 
     async def clear_cache(self) -> None:
         """Drop every cached prefix that no running request uses, on all ranks."""

@@ -87,8 +87,11 @@ class Runner:
             raise self._failure from error
 
     def check(self) -> None:
-        """Raise :class:`EngineError` if any rank has failed, even while nothing runs."""
-        self._ranks.check()
+        """Look for ranks that have failed, even while nothing runs; after a failure every step raises it."""
+        try:
+            self._ranks.check()
+        except EngineError as error:
+            self._failure = self._failure or error
 
     def close(self) -> None:
         """End all ranks and free the engine's memory. Calling it twice is harmless."""

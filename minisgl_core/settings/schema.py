@@ -90,6 +90,14 @@ class ServerSettings(_Section):
 
     host: Text = Field(default="127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="port to listen on; 0 = a free one")
+    served_model_name: Text = Field(default="", description="what clients call the model; unset = its folder's name")
+    api_key: Text = Field(default="", description="key that clients must send; unset = none")
+    max_waiting: Annotated[int, Field(ge=0)] = Field(
+        default=1024, description="requests that may wait; more get status 429"
+    )
+    cors_origins: Text = Field(
+        default="", description="origins of web pages that may call the server, separated by commas; * = all"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,212 @@
+"""One request for text, from its body to its answer: whole, or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, Response
+
+from .errors import APIError
+from .render import ChatShape, CompletionShape, usage
+from .stream import ClientGone, EventStream, merge, unless_gone
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from minisgl_core.llm import AsyncLLM, Chunk, Completion, TokenLogprob
+    from minisgl_core.llm.prompts import PreparedPrompt
+    from minisgl_core.llm.stream import AsyncStream
+
+    from .metrics import Metrics
+    from .schema import ChatBody, CompletionBody
+    from .state import ServerState
+
+__all__ = ["answer_chat", "answer_completion"]
+
+LONG_TEXT = 1 << 14
+"""Characters; the event loop would wait too long for the token ids of a longer text."""
+
+
+async def answer_completion(request: Request, body: CompletionBody, state: ServerState, metrics: Metrics) -> Response:
+    """``POST /v1/completions``"""
+    llm = state.need_model()
+    state.check_name(body.model)
+    if not body.prompts:
+        raise APIError(400, "`prompt` is an empty list; give at least one prompt", param="prompt")
+    if body.stream and body.echo:
+        raise APIError(400, "`echo` is given with `stream`; leave one of them out", param="echo")
+    prompts = body.prompts
+    size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    prepared = await _run(lambda: llm.prepare(prompts, body.params()), size)
+    generation = _Generation(request, state, metrics, CompletionShape(), prepared, body.includes_usage)
+    if body.stream:
+        return await generation.stream(llm)
+    return await generation.whole(llm, lambda answers, shape: _completion_choices(llm, body, answers, shape))
+
+
+async def answer_chat(request: Request, body: ChatBody, state: ServerState, metrics: Metrics) -> Response:
+    """``POST /v1/chat/completions``"""
+    llm = state.need_model()
+    state.check_name(body.model)
+    size = sum(len(text) for message in body.messages if isinstance(text := message.get("content"), str))
+    prepared = await _run(lambda: llm.prepare_chat(body.messages, body.params(), **body.template_options()), size)
+    generation = _Generation(request, state, metrics, ChatShape(), prepared, body.includes_usage)
+    if body.stream:
+        return await generation.stream(llm)
+    return await generation.whole(llm, _chat_choices)
+
+
+async def _run(prepare: Callable[[], list[PreparedPrompt]], size: int) -> list[PreparedPrompt]:
+    return prepare() if size <= LONG_TEXT else await asyncio.to_thread(prepare)
+
+
+class _Generation:
+    """The prompts of one request, whose body is checked."""
+
+    def __init__(
+        self,
+        request: Request,
+        state: ServerState,
+        metrics: Metrics,
+        shape: CompletionShape | ChatShape,
+        prepared: list[PreparedPrompt],
+        includes_usage: bool,
+    ) -> None:
+        self._request, self._state, self._metrics = request, state, metrics
+        self._shape, self._prepared, self._includes_usage = shape, prepared, includes_usage
+        self._id = request.state.request_id
+        self._sequences = sum(prompt.params.n for prompt in prepared)
+        self._head = {
+            "id": shape.prefix + self._id,
+            "created": int(time.time()),
+            "model": state.options.model_name,
+        }
+        self._log: dict[str, Any] = request.scope["state"].setdefault("log", {})
+
+    async def whole(self, llm: AsyncLLM, choices: _Choices) -> Response:
+        """All answers at once."""
+        with self._state.admit(self._id, self._sequences), self._metrics.request() as timing:
+            streams = [llm.open(one) for one in self._prepared]
+            try:
+                await unless_gone(_read_all(streams, timing), self._request.receive)
+            except ClientGone:
+                return Response(status_code=499)
+            except asyncio.CancelledError:
+                raise APIError(499, "the request was aborted", code="aborted") from None
+            finally:
+                for stream in streams:
+                    await stream.aclose()
+            answers = [stream.completion() for stream in streams]
+        _raise_failure(answers)
+        used = self._account(answers)
+        body = {"object": self._shape.name, **self._head, "choices": choices(answers, self._shape), "usage": used}
+        return JSONResponse(body)
+
+    async def stream(self, llm: AsyncLLM) -> Response:
+        """Pieces as they come; a refusal is an answer of its own, before the stream begins."""
+        self._state.need_model()
+        return EventStream(self._events(llm), self._state.options.stalled_s)
+
+    async def _events(self, llm: AsyncLLM) -> AsyncGenerator[dict[str, Any]]:
+        with self._state.admit(self._id, self._sequences), self._metrics.request() as timing:
+            streams = [llm.open(one) for one in self._prepared]
+            firsts = _first_indices(self._prepared)
+            try:
+                for index in range(self._sequences):
+                    if (opening := self._shape.opening(index)) is not None:
+                        yield self._chunk([opening])
+                async for which, chunk in merge(list(streams)):
+                    timing.tokens(len(chunk.token_ids))
+                    _raise_error(chunk.error)
+                    yield self._chunk([self._piece(firsts[which] + chunk.choice, chunk)])
+            finally:
+                for stream in streams:
+                    await stream.aclose()
+            used = self._account([stream.completion() for stream in streams])
+            if self._includes_usage:
+                yield self._chunk([], usage=used)
+
+    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        return self._shape.delta(index, chunk.text, chunk.finish_reason, chunk.logprobs, chunk.stop_reason)
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        usages = {"usage": None} if self._includes_usage else {}
+        return {"object": self._shape.chunk_name, **self._head, "choices": choices, **usages, **more}
+
+    def _account(self, answers: Sequence[Completion]) -> dict[str, Any]:
+        used = usage(answers)
+        self._log |= {name: used[name] for name in ("prompt_tokens", "completion_tokens")}
+        self._metrics.count(answers)
+        return used
+
+
+_Choices = Callable[[Sequence["Completion"], Any], list[dict[str, Any]]]
+
+
+async def _read_all(streams: list[AsyncStream], timing: Any) -> None:
+    async for _, chunk in merge(list(streams)):
+        timing.tokens(len(chunk.token_ids))
+
+
+def _first_indices(prepared: Sequence[PreparedPrompt]) -> list[int]:
+    """Of the choices of each prompt, the first one's index among all."""
+    firsts, at = [], 0
+    for prompt in prepared:
+        firsts.append(at)
+        at += prompt.params.n
+    return firsts
+
+
+def _raise_failure(answers: Sequence[Completion]) -> None:
+    for answer in answers:
+        for choice in answer.choices or (answer,):
+            _raise_error(choice.error)
+
+
+def _raise_error(error: str | None) -> None:
+    if error is not None:
+        raise APIError(500, error)
+
+
+def _chat_choices(answers: Sequence[Completion], shape: ChatShape) -> list[dict[str, Any]]:
+    (answer,) = answers
+    every = answer.choices or (answer,)
+    return [shape.choice(i, c.text, c.finish_reason, c.logprobs, c.stop_reason) for i, c in enumerate(every)]
+
+
+def _completion_choices(
+    llm: AsyncLLM, body: CompletionBody, answers: Sequence[Completion], shape: CompletionShape
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for prompt, answer in zip(body.prompts, answers, strict=True):
+        for choice in answer.choices or (answer,):
+            text, scored, unscored = choice.text, choice.logprobs, None
+            if body.echo:
+                text = _text(llm, prompt) + text
+                if body.logprobs is not None:
+                    scored, unscored = _with_prompt(answer, scored), _first_token(llm, prompt)
+            made = shape.choice(
+                len(found), text, choice.finish_reason, scored, choice.stop_reason, first_unscored=unscored
+            )
+            found.append(made)
+    return found
+
+
+def _with_prompt(answer: Completion, scored: Sequence[TokenLogprob] | None) -> list[TokenLogprob]:
+    return [*(answer.prompt_logprobs or ()), *(scored or ())]
+
+
+def _text(llm: AsyncLLM, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "" if llm.tokenizer is None else llm.tokenizer.decode(prompt)
+
+
+def _first_token(llm: AsyncLLM, prompt: str | list[int]) -> str:
+    if llm.tokenizer is None:
+        return ""
+    ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    return llm.tokenizer.token_text(ids[0])

@@ -1,0 +1,122 @@
+"""The process of ``minisgl serve``: listens first, loads the model meanwhile, and drains at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from minisgl_core.errors import UsageError
+
+from .app import create_app
+from .state import ServerOptions, ServerState
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from minisgl_core.llm import AsyncLLM
+
+__all__ = ["bind", "serve"]
+
+BACKLOG: Final = 2048
+DRAIN_S: Final = 120
+"""Requests that run when the server is asked to end may take as long."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 = a free one. Raises :class:`UsageError` where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"{host}:{port} cannot be listened on: {error.strerror or error}",
+            field="server.port",
+            value=port,
+            remedy="give another --port, or --port 0 for a free one",
+        ) from error
+    return listener
+
+
+def serve(listener: socket.socket, options: ServerOptions, load: Callable[[], AsyncLLM]) -> None:
+    """Serve until SIGINT or SIGTERM, then answer what runs and return; a second SIGINT does not wait.
+
+    ``load`` runs on a thread of its own; requests get status 503 until it returns. Raises what it raises.
+    """
+    state = ServerState(options)
+    loading = _Loading(load, state)
+    app = create_app(state, loading.lifespan)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=DRAIN_S
+    )
+    server = _Server(config, state)
+    loading.server = server
+    server.run(sockets=[listener])
+    if loading.failure is not None:
+        raise loading.failure
+
+
+class _Server(uvicorn.Server):
+    """Ends without raising the signal again: a server that was asked to end and has ended exits with 0."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config)
+        self._state = state
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """While it serves. Signals come to the main thread alone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """No request is accepted from now on."""
+        self._state.draining = True
+        super().handle_exit(sig, frame)
+
+
+class _Loading:
+    """The model's start and end."""
+
+    def __init__(self, load: Callable[[], AsyncLLM], state: ServerState) -> None:
+        self._load, self._state = load, state
+        self.server: _Server | None = None
+        self.failure: BaseException | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        """The application's."""
+        loop = asyncio.get_running_loop()
+        # A daemon, unlike a thread of the loop's pool: Ctrl-C need not wait until a large model is there.
+        threading.Thread(target=self._run, args=(loop,), name="minisgl-load", daemon=True).start()
+        yield
+        if self._state.llm is not None:
+            await asyncio.to_thread(self._state.llm.shutdown)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            llm = self._load()
+        except BaseException as error:
+            self.failure = error
+            assert self.server is not None
+            self.server.should_exit = True
+            return
+        loop.call_soon_threadsafe(setattr, self._state, "llm", llm)

@@ -1,0 +1,215 @@
+"""The bodies of requests. A field that the server does not know is refused by name; null means the default.
+
+Sources: OpenAI's API reference (completions, chat completions); ``top_k``, ``min_p``, ``repetition_penalty``,
+``ignore_eos``, ``min_tokens``, ``stop_token_ids`` and ``chat_template_kwargs`` are named as in vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from minisgl_core.core import SamplingParams
+
+__all__ = [
+    "UNSUPPORTED",
+    "AbortBody",
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "GenerationBody",
+    "TokenizeBody",
+]
+
+UNSUPPORTED: dict[str, str] = {
+    "best_of": "set `n`, and choose among the answers by their `logprobs`",
+    "suffix": "the model cannot fill in; put all of the text into `prompt`",
+    "tools": "describe the tools in the system message, and read the calls in the text of the answer",
+    "tool_choice": "describe the tools in the system message, and read the calls in the text of the answer",
+    "parallel_tool_calls": "describe the tools in the system message, and read the calls in the text of the answer",
+    "functions": "describe the functions in the system message, and read the calls in the text of the answer",
+    "function_call": "describe the functions in the system message, and read the calls in the text of the answer",
+    "modalities": "only text is generated",
+    "audio": "only text is generated",
+    "prediction": "leave it out",
+    "reasoning_effort": "give the variable that the model's template has in `chat_template_kwargs`",
+    "web_search_options": "leave it out",
+    "guided_json": "constrained output is not available",
+    "guided_regex": "constrained output is not available",
+    "guided_choice": "constrained output is not available",
+    "guided_grammar": "constrained output is not available",
+    "use_beam_search": "there is no beam search; set `n` and a `temperature`",
+}
+"""Fields of this API that others serve: what to do here instead."""
+
+_SAMPLING = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Fields that SamplingParams has under the same names, with the same defaults."""
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Body(BaseModel):
+    """Strict: a number in quotation marks is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    """``stream_options``"""
+
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Body):
+    """``response_format``: text alone"""
+
+    type: Literal["text"]
+
+
+class GenerationBody(Body):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    user: str | None = None
+    """Written to the access log; the answer does not depend on it."""
+
+    @model_validator(mode="after")
+    def _usage_is_of_streams(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("`stream_options` is given without `stream`; set `stream`, or leave it out")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+        """How to sample. Raises :class:`~minisgl_core.errors.AdmissionError` for a value out of range."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
+        own: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return SamplingParams(**given, **own, temperature=temperature, logit_bias=_biases(self.logit_bias))
+
+
+def _biases(given: dict[str, float] | None) -> dict[Any, float]:
+    """JSON has no numbers as keys; what is no number is left for SamplingParams to refuse."""
+    return {int(key) if key.isdecimal() else key: value for key, value in (given or {}).items()}
+
+
+class CompletionBody(GenerationBody):
+    """``POST /v1/completions``"""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each of the prompts."""
+        given: Any = self.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            return [given]
+        return list(given)
+
+    def params(self) -> SamplingParams:
+        """16 tokens are the API's default. An echo is scored where log-probabilities are requested."""
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        scored = self.logprobs if self.echo else None
+        if self.echo and max_tokens == 0 and scored is None:
+            scored = 0  # nothing else to compute, and an engine wants some work
+        return self.sampling(max_tokens, self.logprobs, scored)
+
+
+class ChatBody(GenerationBody):
+    """``POST /v1/chat/completions``"""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("`top_logprobs` is given without `logprobs`; set `logprobs`, or leave it out")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("`max_tokens` and `max_completion_tokens` differ; give one of them")
+        return self
+
+    def params(self) -> SamplingParams:
+        """As many tokens as context and KV pool leave, unless the body says otherwise."""
+        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling(given, (self.top_logprobs or 0) if self.logprobs else None, None)
+
+    def template_options(self) -> dict[str, Any]:
+        """Arguments of the chat template."""
+        own = {name: getattr(self, name) for name in ("add_generation_prompt", "continue_final_message")}
+        return {
+            **(self.chat_template_kwargs or {}),
+            **{name: value for name, value in own.items() if value is not None},
+        }
+
+
+class TokenizeBody(Body):
+    """``POST /tokenize``: a text, or the messages of a chat"""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give `prompt` or `messages`")
+        return self
+
+
+class DetokenizeBody(Body):
+    """``POST /detokenize``"""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class AbortBody(Body):
+    """``POST /abort``: a request by its id (the header ``x-request-id`` of its answer)"""
+
+    request_id: str

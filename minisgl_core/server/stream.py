@@ -1,0 +1,127 @@
+"""Server-sent events, and work that ends when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from starlette.responses import Response
+
+from .errors import error_body, from_engine
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+__all__ = ["ClientGone", "EventStream", "merge", "unless_gone"]
+
+T = TypeVar("T")
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """What ``work`` returns. It is cancelled, and :class:`ClientGone` raised, once the client goes away."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        await _cancel(task, gone)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Sends each object of ``events`` as an event, then ``[DONE]``.
+
+    A client that goes away, or reads nothing for ``stalled_s`` seconds, cancels what makes the events. Meanwhile nobody
+    waits for a slow client: what comes in the meantime is the next event's.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any]], stalled_s: float) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._stalled_s = events, stalled_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        with suppress(ClientGone):
+            await unless_gone(self._send_all(send), receive)
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._events):
+            try:
+                async for event in self._events:
+                    await self._send(send, _event(event))
+            except _Stalled:
+                return
+            except Exception as error:
+                # The status has been sent: what failed can only be the last event.
+                await self._send(send, _event(error_body(from_engine(error))))
+        await self._send(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        sent = send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            await asyncio.wait_for(sent, self._stalled_s)
+        except TimeoutError as error:
+            raise _Stalled from error
+
+
+class _Stalled(Exception):
+    """The client does not read."""
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
+
+
+async def merge(streams: list[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+    """What several iterators bring, as it comes, each with the iterator's index."""
+    if len(streams) == 1:
+        async for item in streams[0]:
+            yield 0, item
+        return
+    waiting: dict[asyncio.Task[T], int] = {_next(stream): index for index, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                try:
+                    item = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[_next(streams[index])] = index
+                yield index, item
+    finally:
+        await _cancel(*waiting)
+
+
+def _next(stream: AsyncIterator[T]) -> asyncio.Task[T]:
+    async def step() -> T:
+        awaitable: Awaitable[T] = anext(stream)
+        return await awaitable
+
+    return asyncio.create_task(step())

@@ -1,0 +1,158 @@
+"""``minisgl serve`` as a process: its start, its end, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from minisgl_core.core import SamplingParams
+from minisgl_core.llm import LLM
+
+PROGRAM = str(Path(sys.executable).with_name("minisgl"))
+SMALL = ("--device", "cpu", "--dtype", "float32", "--num-page-override", "512", "--max-seq-len-override", "64")
+
+
+class Process:
+    """A server of its own process; its standard error is read all the time."""
+
+    def __init__(self, model: Path, *arguments: str) -> None:
+        command = [PROGRAM, "serve", "--model", str(model), "--port", "0", *SMALL, *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stderr:
+            self.lines.extend(stderr)
+
+    def url(self, within_s: float = 120.0) -> str:
+        """Of the server, once it is ready."""
+        end = time.monotonic() + within_s
+        while time.monotonic() < end and self.process.poll() is None:
+            if found := re.search(r"ready: (http://\S+)/v1", self.stderr):
+                return found[1]
+            time.sleep(0.05)
+        raise AssertionError(self.stderr)
+
+    @property
+    def stderr(self) -> str:
+        return "".join(list(self.lines))
+
+    def end(self, within_s: float = 60.0) -> int:
+        code = self.process.wait(within_s)
+        self._reader.join(10)
+        return code
+
+
+@contextmanager
+def server(model: Path, *arguments: str) -> Iterator[Process]:
+    process = Process(model, *arguments)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_what_runs(model: Path, alone: LLM, number: int) -> None:
+    (right,) = alone.generate([[5, 6, 7]], SamplingParams(max_tokens=50, ignore_eos=True))
+    with server(model, "--served-model-name", "tiny") as process:
+        url = process.url()
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        more = {"ignore_eos": True}
+        with client.completions.create(
+            model="tiny", prompt=[5, 6, 7], max_tokens=50, temperature=0, stream=True, extra_body=more
+        ) as stream:
+            chunks = iter(stream)
+            text = next(chunks).choices[0].text
+            process.process.send_signal(number)
+            text += "".join(chunk.choices[0].text for chunk in chunks)
+        assert text == right.text
+        assert process.end() == 0, process.stderr
+        assert '"status": 200' in process.stderr and "Traceback" not in process.stderr
+
+
+def test_a_taken_port_fails_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [PROGRAM, "serve", "--model", str(tmp_path / "none"), "--port", port],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: 127.0.0.1:{port} cannot be listened on: ") and "--port 0" in done.stderr
+
+
+def test_a_model_that_cannot_be_loaded_ends_it_with_the_cause(model: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(model, tmp_path / "broken")
+    weights = next(broken.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with server(broken) as process:
+        assert process.end() == 1
+        assert f"error: {weights}" in process.stderr and "Traceback" not in process.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_two_ranks_answer_alike_and_die_with_their_parent(model: Path, alone: LLM) -> None:
+    (right,) = alone.generate([[5, 6, 7]], SamplingParams(max_tokens=20))
+    with server(model, "--served-model-name", "tiny", "--tp-size", "2") as process:
+        client = OpenAI(base_url=f"{process.url()}/v1", api_key="none", max_retries=0)
+        answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=20, temperature=0)
+        assert answer.choices[0].text == right.text
+        ranks = children(process.process.pid)
+        assert ranks
+        process.process.kill()
+        process.end()
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_death_of_a_rank_is_an_error_of_the_server(model: Path) -> None:
+    with server(model, "--served-model-name", "tiny", "--tp-size", "2", "--distributed-timeout-s", "20") as process:
+        url = process.url()
+        (rank,) = [pid for pid in children(process.process.pid) if "resource_tracker" not in command_line(pid)]
+        os.kill(rank, signal.SIGKILL)
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 5}, timeout=60)
+        assert answer.status_code >= 500 and "rank" in answer.json()["error"]["message"]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if task.name != str(pid)
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def eventually(check: Callable[[], bool], within_s: float = 20.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if check():
+            return True
+        time.sleep(0.05)
+    return False
