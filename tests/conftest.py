@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from minisgl_core.env import ENV
 from minisgl_core.plugin_api import cache_dir
@@ -16,6 +17,10 @@ from minisgl_core.plugin_api import cache_dir
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# How long a machine takes to make an example depends on what else it does.
+settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ async def answer_completion(request: Request, body: CompletionBody, state: Serve
         raise APIError(400, "`echo` is given with `stream`; leave one of them out", param="echo")
     prompts = body.prompts
     size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-    prepared = await _run(lambda: llm.prepare(prompts, body.params()), size)
+    prepared = await _run(lambda: llm.prepare(prompts, body.params(), priority=body.priority or 0), size)
     generation = _Generation(request, state, metrics, CompletionShape(), prepared, body.includes_usage)
     if body.stream:
         return await generation.stream(llm)
@@ -52,7 +52,10 @@ async def answer_chat(request: Request, body: ChatBody, state: ServerState, metr
     llm = state.need_model()
     state.check_name(body.model)
     size = sum(len(text) for message in body.messages if isinstance(text := message.get("content"), str))
-    prepared = await _run(lambda: llm.prepare_chat(body.messages, body.params(), **body.template_options()), size)
+    prepared = await _run(
+        lambda: llm.prepare_chat(body.messages, body.params(), priority=body.priority or 0, **body.template_options()),
+        size,
+    )
     generation = _Generation(request, state, metrics, ChatShape(), prepared, body.includes_usage)
     if body.stream:
         return await generation.stream(llm)

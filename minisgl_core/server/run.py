@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["bind", "serve"]
 
 BACKLOG: Final = 2048
+WATCH_S: Final = 1.0
+"""Between two looks at the engine"""
 DRAIN_S: Final = 120
 """Requests that run when the server is asked to end may take as long."""
 
@@ -52,7 +54,8 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(listener: socket.socket, options: ServerOptions, load: Callable[[], AsyncLLM]) -> None:
     """Serve until SIGINT or SIGTERM, then answer what runs and return; a second SIGINT does not wait.
 
-    ``load`` runs on a thread of its own; requests get status 503 until it returns. Raises what it raises.
+    ``load`` runs on a thread of its own; requests get status 503 until it returns. Raises what it raises, and what
+    ends the engine later.
     """
     state = ServerState(options)
     loading = _Loading(load, state)
@@ -107,7 +110,9 @@ class _Loading:
         loop = asyncio.get_running_loop()
         # A daemon, unlike a thread of the loop's pool: Ctrl-C need not wait until a large model is there.
         threading.Thread(target=self._run, args=(loop,), name="minisgl-load", daemon=True).start()
+        watch = asyncio.create_task(self._watch())
         yield
+        watch.cancel()
         if self._state.llm is not None:
             await asyncio.to_thread(self._state.llm.shutdown)
 
@@ -115,8 +120,22 @@ class _Loading:
         try:
             llm = self._load()
         except BaseException as error:
-            self.failure = error
-            assert self.server is not None
-            self.server.should_exit = True
+            self._fail(error)
             return
         loop.call_soon_threadsafe(setattr, self._state, "llm", llm)
+
+    async def _watch(self) -> None:
+        """A rank that dies, or a step that fails, ends the server: no later request can be answered."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._state.llm is not None:
+                try:
+                    await self._state.llm.ping()
+                except Exception as error:
+                    self._fail(error)
+                    return
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure, self._state.draining = error, True
+        assert self.server is not None
+        self.server.should_exit = True

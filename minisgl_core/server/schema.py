@@ -101,6 +101,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
+    priority: int | None = None
     user: str | None = None
     """Written to the access log; the answer does not depend on it."""
 

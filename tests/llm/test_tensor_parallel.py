@@ -91,6 +91,7 @@ def test_case_57_random_aborts_and_case_92_idle_in_between(llm: LLM) -> None:
         stats = llm.scheduler.stats
         assert (stats.running, stats.waiting, stats.free_pages + stats.cached_pages) == (0, 0, 256)
     runner.check()  # the other rank checked its own books after every step and would have said so
+    assert runner.usable
 
 
 def test_case_59_a_killed_rank_is_an_error_within_seconds(llm: LLM) -> None:
