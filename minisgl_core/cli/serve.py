@@ -26,7 +26,7 @@ _NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client")
 @click.command(name="serve")
 @settings_options("model", "engine", "server")
 def command(settings: Settings) -> int:
-    """Serve a model through OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
+    """Serve a model through OpenAI's API.
 
     Listens at once and answers with status 503 until the model is loaded; /ready says when. Ctrl-C or SIGTERM ends it
     once the requests that run are answered. /docs lists all routes. Without a model the demo model is served.

@@ -51,8 +51,8 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 class EventStream(Response):
     """Sends each object of ``events`` as an event, then ``[DONE]``.
 
-    A client that goes away, or reads nothing for ``stalled_s`` seconds, cancels what makes the events. Meanwhile nobody
-    waits for a slow client: what comes in the meantime is the next event's.
+    A client that goes away, or reads nothing for ``stalled_s`` seconds, cancels the work behind the
+    events. The engine does not wait for a slow client: all that comes in the meantime is its next event.
     """
 
     media_type = "text/event-stream"

@@ -54,7 +54,7 @@ def test_every_command_has_help_and_takes_json_where_it_prints_a_table(
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert COMMANDS[name].help in text
-    assert ("--json" in text) == (name != "chat")
+    assert ("--json" in text) == (name not in ("chat", "serve"))
 
 
 def test_plugins_lists_the_core(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def test_template_options_reach_the_template(client: OpenAI, alone: LLM) -> None
         ({"stream_options": {"include_usage": True}}, "`stream_options` is given without `stream`"),
         ({"extra_body": {"top_q": 1}}, "unknown field `top_q`; did you mean 'top_p'?"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "nobody-knows", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "unheard-of", "content": "x"}]}, "role"),
         ({"n": 0}, "`n`"),
         ({"max_tokens": 0}, "`max_tokens`"),
     ],

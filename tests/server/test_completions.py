@@ -70,7 +70,7 @@ def test_an_echo_is_scored_as_the_engine_scores_it(client: OpenAI, alone: LLM) -
 
 
 def test_a_prompt_can_be_scored_without_an_answer(client: OpenAI, alone: LLM) -> None:
-    """What lm-eval's ``local-completions`` asks for."""
+    """The request of lm-eval's ``local-completions``."""
     ids = [5, 6, 7, 8]
     (right,) = alone.generate([ids], SamplingParams(max_tokens=0, prompt_logprobs=1))
     answer = client.completions.create(model="tiny", prompt=ids, max_tokens=0, echo=True, logprobs=1, temperature=0)

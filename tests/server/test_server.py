@@ -157,7 +157,7 @@ def slow_steps(served: Served, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     return slow
 
 
-def test_too_many_requests_are_told_when_to_come_again(
+def test_too_many_requests_get_a_time_to_retry(
     served: Served, async_llm: AsyncLLM, slow_steps: Callable[[], None]
 ) -> None:
     slow_steps()
