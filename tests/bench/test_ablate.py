@@ -267,6 +267,7 @@ def test_a_file_that_holds_no_table_is_left_alone(tmp_path: Path, text: str) -> 
     assert path.read_text() == text
 
 
+@pytest.mark.slow
 def test_two_runs_of_the_command_share_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_all.py"
 
 
@@ -17,6 +19,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
+@pytest.mark.slow
 def test_every_mode_is_measured_kept_and_can_be_divided(tmp_path: Path) -> None:
     done = script(
         *("--geometries", "tiny", "--modes", "latency", "prefill", "--requests", "1", "--repeat", "2"),

@@ -266,6 +266,7 @@ async def server() -> None:
 """
 
 
+@pytest.mark.slow
 def test_case_132_a_typed_script_passes_mypy(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(TYPED)
     done = subprocess.run(

@@ -34,10 +34,8 @@ def registry() -> Registry:
     return discover()
 
 
-@pytest.mark.parametrize(
-    "role",
-    [role if role in LINES else pytest.param(role, marks=pytest.mark.slow) for role in SCAFFOLDED_ROLES],
-)
+@pytest.mark.slow  # `.ci/run` does the same with each role's scaffold
+@pytest.mark.parametrize("role", SCAFFOLDED_ROLES)
 def test_a_scaffold_is_built_installed_tested_verified_and_generates_the_same_tokens(
     role: Any, registry: Registry, site: Any, same_tokens: Any, tmp_path: Path
 ) -> None:
@@ -70,7 +68,7 @@ def test_a_scaffold_passes_all_its_tests_and_the_whole_report_card(
     assert report["passed"] and report["checks"]["note"] == 0
 
 
-@pytest.mark.parametrize("role", ["attention", "moe"])
+@pytest.mark.parametrize("role", ["attention", pytest.param("moe", marks=pytest.mark.slow)])
 def test_the_scaffold_of_0_1_still_works_on_this_core(role: str, site: Any, same_tokens: Any) -> None:
     folder, name = FIXTURES / "scaffold_0_1" / role, f"frozen_{role}"
     site.install(folder)

@@ -134,6 +134,7 @@ class Reader:
         return str(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_page_leads_to_the_example_and_all_its_commands_run(site: Any, tiny: Callable[[str], Path]) -> None:
     reader = Reader(site, tiny("q3-text"))
     for block in blocks():

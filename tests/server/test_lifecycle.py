@@ -112,6 +112,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_the_cause(model: Path, tmp_p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_two_ranks_answer_alike_and_die_with_their_parent(model: Path, alone: LLM) -> None:
     (right,) = alone.generate([[5, 6, 7]], SamplingParams(max_tokens=20))
     with server(model, "--served-model-name", "tiny", "--tp-size", "2") as process:
@@ -126,6 +127,7 @@ def test_two_ranks_answer_alike_and_die_with_their_parent(model: Path, alone: LL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_the_death_of_a_rank_ends_the_server_with_the_cause(model: Path) -> None:
     with server(model, "--tp-size", "2", "--distributed-timeout-s", "20") as process:
         process.url()

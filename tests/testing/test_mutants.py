@@ -235,7 +235,7 @@ def test_the_documentation_counts_the_mutants() -> None:
     assert f"itself tested against {wrong} wrong backends" in (root / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("role", ["attention", "moe"])
+@pytest.mark.parametrize("role", [pytest.param("attention", marks=pytest.mark.slow), "moe"])
 def test_the_base_of_the_mutants_is_right(device_fixture: DeviceFixture, role: Role) -> None:
     under_test = BackendUnderTest(
         Mutant(role, "Right", "", caps=FULL if role == "attention" else replace(FULL, graph="never")).spec

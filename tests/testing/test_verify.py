@@ -69,6 +69,7 @@ def test_a_right_backend_gets_a_report_card(capsys: pytest.CaptureFixture[str]) 
     assert "prefill/float32" in text and "PASSED" in text and "worst error, float32" in text
 
 
+@pytest.mark.slow
 def test_the_whole_quick_suite_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "linear:plain", "--device", "cpu", "--quick", "--json"]) == 0
     speeds = json.loads(capsys.readouterr().out)["speeds"]
