@@ -54,6 +54,8 @@ def error_body(error: APIError) -> dict[str, Any]:
 
 def from_engine(error: BaseException) -> APIError:
     """What a client sees of an error of the engine: a bad request is the client's, the rest the server's."""
+    if isinstance(error, APIError):
+        return error
     if isinstance(error, AdmissionError):
         too_long = error.field == "prompt" and "context is" in error.message
         code = "context_length_exceeded" if too_long else None

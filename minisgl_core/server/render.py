@@ -23,6 +23,11 @@ def usage(answers: Sequence[Completion]) -> dict[str, Any]:
     }
 
 
+def _logprob(value: float) -> float:
+    """JSON has no infinity: OpenAI's API writes -9999 for a token that cannot come."""
+    return max(value, -9999.0)
+
+
 def _bytes(text: str) -> list[int] | None:
     """The bytes of a token; None for a part of a character, whose bytes the text does not have."""
     return None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode("utf-8"))
@@ -79,7 +84,7 @@ class CompletionShape:
         self._offsets[index] = at
         return {
             "tokens": tokens,
-            "token_logprobs": [None] * len(first) + [one.logprob for one in logprobs],
+            "token_logprobs": [None] * len(first) + [_logprob(one.logprob) for one in logprobs],
             "top_logprobs": [None] * len(first) + [_top(one) for one in logprobs],
             "text_offset": offsets,
         }
@@ -87,7 +92,7 @@ class CompletionShape:
 
 def _top(one: TokenLogprob) -> dict[str, float]:
     """The likeliest tokens and the token itself, by their texts."""
-    return {**{other.text: other.logprob for other in one.top}, one.text: one.logprob}
+    return {**{other.text: _logprob(other.logprob) for other in one.top}, one.text: _logprob(one.logprob)}
 
 
 class ChatShape:
@@ -150,5 +155,5 @@ def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _chat_logprob(one: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": o.text, "logprob": o.logprob, "bytes": _bytes(o.text)} for o in one.top]
-    return {"token": one.text, "logprob": one.logprob, "bytes": _bytes(one.text), "top_logprobs": top}
+    top = [{"token": o.text, "logprob": _logprob(o.logprob), "bytes": _bytes(o.text)} for o in one.top]
+    return {"token": one.text, "logprob": _logprob(one.logprob), "bytes": _bytes(one.text), "top_logprobs": top}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import Response
 
-from .errors import error_body, from_engine
+from .errors import APIError, error_body, from_engine
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -61,24 +61,40 @@ class EventStream(Response):
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events, self._stalled_s = events, stalled_s
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
-        with suppress(ClientGone):
+        try:
             await unless_gone(self._send_all(send), receive)
+        except ClientGone:
+            pass
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._started or (task is not None and task.cancelling()):
+                raise
+            # The request was aborted by its id, on another connection.
+            await self._end(send, _event(error_body(APIError(499, "the request was aborted", code="aborted"))))
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._events):
+        async with aclosing(self._events) as events:
+            # A failure before the first event, such as a full queue, has a status of its own.
+            first = await anext(events)
+            self._started = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                async for event in self._events:
+                await self._send(send, _event(first))
+                async for event in events:
                     await self._send(send, _event(event))
             except _Stalled:
                 return
             except Exception as error:
-                # The status has been sent: what failed can only be the last event.
-                await self._send(send, _event(error_body(from_engine(error))))
-        await self._send(send, DONE)
+                await self._end(send, _event(error_body(from_engine(error))))
+                return
+        await self._end(send)
+
+    async def _end(self, send: Send, last: bytes = b"") -> None:
+        await self._send(send, last + DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:

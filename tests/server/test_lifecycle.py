@@ -74,11 +74,13 @@ def test_a_signal_ends_it_after_what_runs(model: Path, alone: LLM, number: int) 
     (right,) = alone.generate([[5, 6, 7]], SamplingParams(max_tokens=50, ignore_eos=True))
     with server(model, "--served-model-name", "tiny") as process:
         url = process.url()
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         more = {"ignore_eos": True}
-        with client.completions.create(
-            model="tiny", prompt=[5, 6, 7], max_tokens=50, temperature=0, stream=True, extra_body=more
-        ) as stream:
+        with (
+            OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+            client.completions.create(
+                model="tiny", prompt=[5, 6, 7], max_tokens=50, temperature=0, stream=True, extra_body=more
+            ) as stream,
+        ):
             chunks = iter(stream)
             text = next(chunks).choices[0].text
             process.process.send_signal(number)
@@ -116,8 +118,8 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_the_cause(model: Path, tmp_p
 def test_two_ranks_answer_alike_and_die_with_their_parent(model: Path, alone: LLM) -> None:
     (right,) = alone.generate([[5, 6, 7]], SamplingParams(max_tokens=20))
     with server(model, "--served-model-name", "tiny", "--tp-size", "2") as process:
-        client = OpenAI(base_url=f"{process.url()}/v1", api_key="none", max_retries=0)
-        answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=20, temperature=0)
+        with OpenAI(base_url=f"{process.url()}/v1", api_key="none", max_retries=0) as client:
+            answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=20, temperature=0)
         assert answer.choices[0].text == right.text
         ranks = children(process.process.pid)
         assert ranks

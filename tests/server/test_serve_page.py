@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +17,9 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text(enc
 
 def test_the_program_prints_an_answer(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(program.replace("http://127.0.0.1:8000", served.url), {})
+    names: dict[str, Any] = {}
+    exec(program.replace("http://127.0.0.1:8000", served.url), names)
+    names["client"].close()
     assert capsys.readouterr().out
 
 

@@ -141,6 +141,19 @@ def test_a_request_is_aborted_by_its_id(served: Served, slow_steps: Callable[[],
     assert served.rests()
 
 
+def test_a_stream_is_aborted_by_its_id(served: Served, slow_steps: Callable[[], None]) -> None:
+    slow_steps()
+    body = {**LONG, "stream": True}
+    headers = {"x-request-id": "stream"}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, headers=headers, timeout=30) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        assert json.loads(next(lines))["choices"]
+        assert post(served, "/abort", {"request_id": "stream"}).json() == {"aborted": True}
+        *_, error, done = lines
+    assert json.loads(error)["error"]["code"] == "aborted" and done == "[DONE]"
+    assert served.rests()
+
+
 @pytest.fixture
 def slow_steps(served: Served, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Steps take a tenth of a second from then on."""
@@ -165,6 +178,10 @@ def test_too_many_requests_get_a_time_to_retry(
         connections = [narrow.raw(request({**LONG, "stream": True}), read=200) for _ in range(8)]
         with pytest.raises(RateLimitError) as caught:
             narrow.client.completions.create(model="tiny", prompt="x")
+        with pytest.raises(RateLimitError):
+            narrow.client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "x"}], stream=True
+            )
         assert caught.value.response.headers["retry-after"] == "1" and "8 requests run and wait" in str(caught.value)
         for connection in connections:
             connection.close()
@@ -172,11 +189,23 @@ def test_too_many_requests_get_a_time_to_retry(
         assert narrow.client.completions.create(model="tiny", prompt="x", max_tokens=1).choices
 
 
+def test_a_token_that_cannot_come_has_a_finite_logprob(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt=[5, 6, 7], max_tokens=2, logprobs=3, logit_bias={"9": -1e6}, temperature=0
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.token_logprobs is not None
+    assert all(value is not None and value >= -9999 for value in logprobs.token_logprobs)
+
+
 def test_a_key_is_needed_where_one_is_set(async_llm: AsyncLLM) -> None:
     with serving(async_llm, api_key="secret") as locked:
         assert locked.client.models.list().data
-        with pytest.raises(AuthenticationError):
-            OpenAI(base_url=f"{locked.url}/v1", api_key="wrong", max_retries=0).models.list()
+        with (
+            OpenAI(base_url=f"{locked.url}/v1", api_key="wrong", max_retries=0) as stranger,
+            pytest.raises(AuthenticationError),
+        ):
+            stranger.models.list()
         assert httpx.get(f"{locked.url}/v1/models").status_code == 401
         assert httpx.get(f"{locked.url}/health").status_code == 200
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import uvicorn
@@ -35,7 +36,7 @@ class Served:
         assert self.state.llm is not None
         return self.state.llm
 
-    @property
+    @cached_property
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=self.state.options.api_key or "none", max_retries=0)
 
@@ -68,9 +69,11 @@ def serving(llm: AsyncLLM | None, **options: Any) -> Iterator[Served]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
     port = listener.getsockname()[1]
+    served = Served(state, f"http://127.0.0.1:{port}", port)
     try:
-        yield Served(state, f"http://127.0.0.1:{port}", port)
+        yield served
     finally:
+        served.client.close()
         server.should_exit = True
         thread.join(30)
         listener.close()
