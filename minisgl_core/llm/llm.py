@@ -164,7 +164,8 @@ class LLM(BaseLLM):
         Raises :class:`AdmissionError`, before any work, if one of the prompts cannot be served; it names its index.
         An answer on which the model failed has an ``error``.
         """
-        refuse_unknown_arguments("generate", ("prompts", "params", "priority", "progress"), unknown)
+        if unknown:
+            refuse_unknown_arguments("generate", ("prompts", "params", "priority", "progress"), unknown)
         return self._answer(self._prepare(prompts, params, priority), progress)
 
     def chat(
@@ -192,7 +193,8 @@ class LLM(BaseLLM):
         Raises like :meth:`generate`, at once. The iterator raises :class:`UsageError` if the LLM was shut down
         meanwhile, and in a process forked from the LLM's.
         """
-        refuse_unknown_arguments("stream", ("prompt", "params", "priority"), unknown)
+        if unknown:
+            refuse_unknown_arguments("stream", ("prompt", "params", "priority"), unknown)
         return Stream(self._engine, self._prepare([prompt], params, priority))
 
     def stream_chat(
@@ -249,7 +251,8 @@ class AsyncLLM(BaseLLM):
         **unknown: Never,
     ) -> list[Completion]:
         """Answer all ``prompts`` together, like :meth:`LLM.generate`. Cancelling the call aborts its requests."""
-        refuse_unknown_arguments("generate", ("prompts", "params", "priority"), unknown)
+        if unknown:
+            refuse_unknown_arguments("generate", ("prompts", "params", "priority"), unknown)
         return await self._answer(self._prepare(prompts, params, priority))
 
     async def chat(
@@ -270,7 +273,8 @@ class AsyncLLM(BaseLLM):
         """Stream the answer to one prompt: ``async for chunk in llm.stream(prompt)``. Closing or dropping the iterator,
         or cancelling its reader, aborts the request. Raises like :meth:`LLM.stream`.
         """
-        refuse_unknown_arguments("stream", ("prompt", "params", "priority"), unknown)
+        if unknown:
+            refuse_unknown_arguments("stream", ("prompt", "params", "priority"), unknown)
         return AsyncStream(self._engine, self._prepare([prompt], params, priority))
 
     def stream_chat(

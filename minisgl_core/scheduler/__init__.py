@@ -1,8 +1,19 @@
 """Scheduling of requests: continuous batching, chunked prefill, overlap, preemption, abort."""
 
 from .limits import Limits
-from .messages import Abort, ClearCache, Finish, FinishReason, Message, NewReq, PromptOut, TokenOut, TokenOuts, TokenRun
-from .records import EngineLike
+from .records import (
+    Abort,
+    ClearCache,
+    EngineLike,
+    Finish,
+    FinishReason,
+    Message,
+    NewReq,
+    PromptOut,
+    TokenOut,
+    TokenOuts,
+    TokenRun,
+)
 from .request_queue import QUEUES, FifoQueue, PriorityQueue, RequestQueue
 from .scheduler import Scheduler, SchedulerStats
 

@@ -1,8 +1,9 @@
-"""Table rows and pages, which a Req needs to run: allocation and release."""
+"""What admitted Reqs hold: table rows, pages, and entries in the count of stop ids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from .records import PendingReq, ReqState, StateLike
 if TYPE_CHECKING:
     from minisgl_core.kvcache import CacheHandle
 
-__all__ = ["Resources"]
+__all__ = ["Resources", "StopIds"]
 
 MIN_LOOKAHEAD: Final = 16
 """Tokens that a decoding Req has slots for in advance, so that a steady step allocates nothing."""
@@ -28,7 +29,8 @@ pages only, and never evicts a prefix; the last is what the next pass cannot do 
 
 
 class Resources:
-    """Owns the free rows and the :class:`CacheManager` of one engine, and writes the page table through ``state``.
+    """Owns the free rows, the :class:`CacheManager` and the :class:`StopIds` of one engine, and writes the page table
+    through ``state``.
 
     ``max_len``: tokens of the longest Req. Pages are held by row, in token order; the first ``handle.cached_len / S``
     pages of a Req belong to the prefix cache. ``rows`` (B,) int64 are rows of Reqs. ``distrust`` is called with free
@@ -40,6 +42,7 @@ class Resources:
         manager: CacheManager,
         max_running_req: int,
         max_len: int,
+        vocab_size: int,
         eos_token_ids: frozenset[int],
         state: StateLike,
         distrust: Callable[[np.ndarray], None],
@@ -48,6 +51,7 @@ class Resources:
         self.num_rows = max_running_req
         self.free_rows = list(range(max_running_req - 1, -1, -1))
         self.table = ReqTable(max_running_req, max_len + 1)
+        self.stops = StopIds(vocab_size)
         self.hit_tokens = 0
         """Prompt tokens found in the prefix cache so far."""
         self.eos_token_ids = eos_token_ids
@@ -97,6 +101,7 @@ class Resources:
         req.prompt_len = pending.prompt_len  # what a preempted Req had generated stays output
         if not pending.params.ignore_eos:
             req.stop_ids |= self.eos_token_ids
+        self.stops.add(req.stop_ids)
         req.extra = ReqState(handle, pending)
         self._pages[req.table_idx, : len(pages)] = pages
         self._held[req.table_idx] = len(pages)
@@ -176,11 +181,52 @@ class Resources:
             with_kv = min(req.cached_len, req.num_tokens)  # a dropped token has KV but no id
             self.manager.cache_req(req.tokens[:with_kv], self.pages(req), state.handle)
         self.free_rows.append(req.table_idx)
+        self.stops.remove(req.stop_ids)
         req.extra = req.cache_handle = None  # a reference to the Req that is left over keeps no prefix alive
 
     def check(self, reqs: Collection[Req]) -> None:
-        """Raise :class:`IntegrityError` unless rows and pages are all accounted for by ``reqs`` and the free ones."""
+        """Raise :class:`IntegrityError` unless ``reqs`` and what is free account for all rows, pages and stop ids."""
         rows = sorted([*self.free_rows, *(req.table_idx for req in reqs)])
         if rows != list(range(self.num_rows)):
             raise IntegrityError(f"{len(reqs)} Reqs and the free rows hold {rows}, the table has {self.num_rows} rows")
         self.manager.check([(self.pages(req), req.extra.handle) for req in reqs])
+        self.stops.check(req.stop_ids for req in reqs)
+
+
+class StopIds:
+    """Counts, for each token id, the admitted Reqs that it stops; an id that stops none is dropped at once.
+
+    Each :meth:`add` needs its :meth:`remove`. Ids are below ``vocab_size``.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._count = np.zeros(vocab_size, dtype=np.int32)
+        self._stops = np.zeros(vocab_size + 1, dtype=bool)
+        """The last entry is for -1, which means NaN logits and ends any Req."""
+        self._stops[-1] = True
+
+    def add(self, ids: frozenset[int]) -> None:
+        """Count a Req that these ids stop, when it is admitted."""
+        self._change(ids, 1)
+
+    def remove(self, ids: frozenset[int]) -> None:
+        """Stop counting it, when it is released."""
+        self._change(ids, -1)
+
+    def _change(self, ids: frozenset[int], by: int) -> None:
+        if ids:
+            places = np.fromiter(ids, dtype=np.int64, count=len(ids))
+            self._count[places] += by
+            self._stops[places] = self._count[places] > 0
+
+    def contains(self, tokens: np.ndarray) -> np.ndarray:
+        """tokens (B,) int32 -> (B,) bool: those that may end some Req. -1 is one of them."""
+        stops: np.ndarray = self._stops[tokens]
+        return stops
+
+    def check(self, expected: Iterable[frozenset[int]]) -> None:
+        """Raise :class:`IntegrityError` unless exactly the admitted Reqs are counted, whose ids are ``expected``."""
+        wanted = Counter(token for ids in expected for token in ids)
+        counted = {int(token): int(self._count[token]) for token in np.flatnonzero(self._count)}
+        if counted != wanted or set(np.flatnonzero(self._stops[:-1]).tolist()) != wanted.keys():
+            raise IntegrityError(f"stop ids are counted as {counted}, the admitted Reqs have {dict(wanted)}")

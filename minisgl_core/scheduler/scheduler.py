@@ -18,14 +18,25 @@ from minisgl_core.env import ENV
 from minisgl_core.errors import AdmissionError, EngineError
 from minisgl_core.kvcache import CacheManager, IntegrityError, MatchLen, NaiveCache, RadixCache, match_len
 
-from .decode import DecodeBatcher
+from .batching import DecodeBatcher, PrefillBatcher
 from .limits import Limits
-from .messages import Abort, ClearCache, FinishReason, Message, NewReq, PromptOut, TokenOut, TokenOuts, TokenRun
-from .prefill import PrefillBatcher
-from .records import EngineLike, InFlightBatch, PendingReq, ReqState
+from .records import (
+    Abort,
+    ClearCache,
+    EngineLike,
+    FinishReason,
+    InFlightBatch,
+    Message,
+    NewReq,
+    PendingReq,
+    PromptOut,
+    ReqState,
+    TokenOut,
+    TokenOuts,
+    TokenRun,
+)
 from .request_queue import QUEUES
 from .resources import Resources
-from .stops import StopIds
 
 if TYPE_CHECKING:
     from minisgl_core.engine import TokenLogprobs
@@ -79,6 +90,7 @@ class Scheduler:
             CacheManager(engine.num_pages, size, cache),
             engine.max_running_req,
             self.limits.max_total_len,
+            engine.vocab_size,
             eos_token_ids,
             engine.state,
             engine.distrust,
@@ -102,7 +114,6 @@ class Scheduler:
         self._steps = 0
         self._consecutive_prefills = 0
         self._preemptions = 0
-        self._stops = StopIds(engine.vocab_size)
 
     @property
     def has_work(self) -> bool:
@@ -127,7 +138,6 @@ class Scheduler:
         nothing is kept of requests that have ended.
         """
         self._resources.check(self._reqs.values())
-        self._stops.check(req.stop_ids for req in self._reqs.values())
         if len(self._queue) != len(self._pending):
             raise IntegrityError(f"the queue holds {len(self._queue)} of {len(self._pending)} waiting requests")
 
@@ -238,7 +248,6 @@ class Scheduler:
         if not pending.prompt_out_sent and pending.params.prompt_logprobs is None:
             self._outs.append(PromptOut(req.uid, req.cached_len))
             pending.prompt_out_sent = True
-        self._stops.add(req.stop_ids)
         self._num_synchronous += req.sampling_params.reads_output
 
     def _schedule_decode(self) -> InFlightBatch | None:
@@ -309,7 +318,7 @@ class Scheduler:
     def _special_rows(self, done: InFlightBatch, tokens: np.ndarray) -> np.ndarray:
         """(B,) bool: rows whose token may be their Req's last, or may have to be dropped."""
         rows, table = done.rows, self._resources.table
-        special = self._stops.contains(tokens)
+        special = self._resources.stops.contains(tokens)
         if self._num_finished_in_flight:
             special |= self._finished_in_flight[rows]
         if not done.plain:
@@ -367,7 +376,6 @@ class Scheduler:
             self._decode.remove(req)
 
     def _release(self, req: Req) -> None:
-        self._stops.remove(req.stop_ids)
         self._resources.release(req)
         del self._reqs[req.uid]
         self._num_synchronous -= req.sampling_params.reads_output

@@ -11,7 +11,7 @@ from minisgl_core.core import Req, SamplingParams
 from minisgl_core.env import ENV
 from minisgl_core.kvcache import IntegrityError
 from minisgl_core.scheduler import Abort, Message, NewReq, Scheduler
-from minisgl_core.scheduler.stops import StopIds
+from minisgl_core.scheduler.resources import StopIds
 from minisgl_core.testing import StubEngine
 from support.holdings import holdings
 from support.served import serve
