@@ -241,8 +241,8 @@ class Engine:
         logprob_rows, prompt_scores = None, None
         if batch.scored is not None:
             prompt_scores = self.stepper.score_prompts(batch)
-        if self.sampler.edits_logits:
-            tokens, logprob_rows = self.stepper.work_outside(logits, tokens, batch)
+        if self.sampler.needs_postprocessing:
+            tokens, logprob_rows = self.stepper.postprocess_logits(logits, tokens, batch)
         buffer, copied = self._host_tokens[self._turn]
         self._turn = (self._turn + 1) % OUTPUT_DEPTH
         host = buffer[: batch.size]

@@ -153,7 +153,7 @@ class _MemoryProfile:
         attn.prepare_metadata(batch)  # unset rows of the page table name slot 0 for every token
         out = stage.stepper.step(batch)
         stage.stepper.score_prompts(batch)
-        stage.stepper.work_outside(out.logits, out.next_tokens, batch)
+        stage.stepper.postprocess_logits(out.logits, out.next_tokens, batch)
         return out
 
     def _capture(self, stage: Stage, closing: ExitStack) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""From logits to tokens: in the step where it can be, outside where a request edits or reads its logits."""
+"""From logits to tokens: inside the step where possible, after it where a request changes or reads its logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from minisgl_core.plugin_api import SampleArgs
 
 from .config import SAMPLING_MODES
-from .edits import RowEdit
+from .logits_processors import RowProcessor
 from .logprobs import LogprobRows, read_logprobs, to_host
 from .scoring import PromptScores, score
 from .state import pack_params
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minisgl_core.core import Batch, Req, SamplingParams
     from minisgl_core.plugin_api import LayerOps, SamplingMode
 
-    from .edits import LogitEditor
+    from .logits_processors import LogitsProcessor
     from .state import DecodeState
 
 __all__ = ["Sampler"]
@@ -30,26 +30,26 @@ __all__ = ["Sampler"]
 class Sampler:
     """Keeps each row's parameters on the device current, and runs the ``sample`` operation."""
 
-    def __init__(self, ops: LayerOps, state: DecodeState, editor: LogitEditor, seed: int) -> None:
-        self._ops, self._state, self._editor, self._seed = ops, state, editor, seed
+    def __init__(self, ops: LayerOps, state: DecodeState, processor: LogitsProcessor, seed: int) -> None:
+        self._ops, self._state, self._processor, self._seed = ops, state, processor, seed
         self._row_params: list[SamplingParams | None] = [None] * (state.dummy_row + 1)
         self._row_seed = [0] * (state.dummy_row + 1)
         self._row_req = np.full(state.dummy_row + 1, None, dtype=object)
-        self._row_outside = np.zeros(state.dummy_row + 1, dtype=bool)
-        """Of rows whose logits are edited or read outside the step: how is in the next two."""
-        self._row_edit: list[RowEdit | None] = [None] * (state.dummy_row + 1)
+        self._row_postprocess = np.zeros(state.dummy_row + 1, dtype=bool)
+        """Whether the row's logits are changed or read after the step. By what, and how many, is in the next lists."""
+        self._row_processor: list[RowProcessor | None] = [None] * (state.dummy_row + 1)
         self._ban_until = np.zeros(state.dummy_row + 1, dtype=np.int64)
-        """The ``device_len`` from which on the row's Req may end; 0 where nothing keeps it from it."""
+        """The ``device_len`` from which on the row's Req may end; 0 where it may end at any time"""
         self._row_logprobs = np.full(state.dummy_row + 1, -1, dtype=np.int64)
         """-1 = none"""
         self._row_mode = np.zeros(state.dummy_row + 1, dtype=np.int8)
         self._seen: np.ndarray | None = None
         """``Batch.table_idx`` of the batch prepared last."""
         self._mode: SamplingMode = "greedy"
-        self._outside = False
+        self._postprocess = False
 
     def prepare(self, batch: Batch) -> SamplingMode:
-        """Stage the parameters of rows that changed hands; returns the cheapest mode that serves all rows."""
+        """Stage the parameters of rows with a new Req; returns the cheapest mode that serves all rows."""
         if batch.table_idx is None or batch.table_idx is not self._seen:
             rows = batch.rows_host()
             owners = self._row_req[rows].tolist()
@@ -59,7 +59,7 @@ class Sampler:
                         self._claim(req, req.table_idx)
             self._seen = batch.table_idx
             self._mode = SAMPLING_MODES[self._row_mode[rows].max()]
-            self._outside = bool(self._row_outside[rows].any())
+            self._postprocess = bool(self._row_postprocess[rows].any())
         return self._mode
 
     def _claim(self, req: Req, row: int) -> None:
@@ -73,23 +73,23 @@ class Sampler:
         self._row_logprobs[row] = -1 if params.logprobs is None else params.logprobs
         self._state.set_params(row, params, seed)
         self._ban_until[row] = req.prompt_len + params.min_tokens if params.min_tokens else 0
-        self._set_edit(row, params, req.stop_ids if params.min_tokens else ())
+        self._set_processor(row, params, req.stop_ids if params.min_tokens else ())
 
-    def _set_edit(self, row: int, params: SamplingParams, banned: Collection[int]) -> None:
-        edited = params.changes_logits or bool(banned)
-        self._row_edit[row] = RowEdit.of(params, self._editor.vocab_size, banned) if edited else None
-        self._row_outside[row] = edited or params.logprobs is not None
+    def _set_processor(self, row: int, params: SamplingParams, banned: Collection[int]) -> None:
+        changed = params.changes_logits or bool(banned)
+        self._row_processor[row] = RowProcessor.of(params, self._processor.vocab_size, banned) if changed else None
+        self._row_postprocess[row] = changed or params.logprobs is not None
 
     def _lift_bans(self, batch: Batch) -> None:
-        """Let Reqs end that have their ``min_tokens``; unless edited otherwise they are sampled in the step again."""
+        """Let Reqs end that have their ``min_tokens``; without another processor the step samples them again."""
         rows = batch.rows_host()
         until = self._ban_until[rows]
         ended = rows[(until > 0) & (until <= batch.device_lens())]
         if ended.size:
             self._ban_until[ended] = 0
             for row in ended.tolist():
-                self._set_edit(row, self._row_req[row].sampling_params, ())
-            self._outside = bool(self._row_outside[rows].any())
+                self._set_processor(row, self._row_req[row].sampling_params, ())
+            self._postprocess = bool(self._row_postprocess[rows].any())
 
     def expected_params(self, rows: list[int]) -> torch.Tensor:
         """(len(rows), columns) int32 on the host: what these rows of ``DecodeState.params`` must hold."""
@@ -97,9 +97,9 @@ class Sampler:
         return torch.from_numpy(np.stack(packed))
 
     @property
-    def edits_logits(self) -> bool:
-        """Does any row of the batch prepared last need its logits edited or read outside the step?"""
-        return self._outside
+    def needs_postprocessing(self) -> bool:
+        """Whether the logits of any row of the batch prepared last are changed or read after the step."""
+        return self._postprocess
 
     def sample(
         self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mode: SamplingMode
@@ -118,33 +118,33 @@ class Sampler:
         )
         return self._ops.sample(logits, args, mode)
 
-    def edited(self, logits: torch.Tensor, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The rows of logits (B, V) that penalties, biases or bans change, part by part: (C,) int32 which rows, and
-        float32 copies (C, V) after the changes. Both are to be let go before the next part.
+    def processed(self, logits: torch.Tensor, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The rows of logits (B, V) that have a processor, part by part: (C,) int32 which rows, and float32 copies
+        (C, V) of their logits, processed. The caller drops both before the next part.
         """
         self._lift_bans(batch)
-        edits = [self._row_edit[row] for row in batch.rows_host().tolist()]
-        rows = [row for row, edit in enumerate(edits) if edit is not None]
+        processors = [self._row_processor[row] for row in batch.rows_host().tolist()]
+        rows = [row for row, each in enumerate(processors) if each is not None]
         if not rows:
             return iter(())
         reqs = [batch.reqs[row] for row in rows]
-        return self._editor.edited(logits, np.array(rows), reqs, [edit for edit in edits if edit is not None])
+        return self._processor.process(logits, np.array(rows), reqs, [each for each in processors if each is not None])
 
     def logprobs(self, logits: torch.Tensor, next_tokens: torch.Tensor, batch: Batch) -> LogprobRows | None:
-        """Log-probabilities of the rows that want them, on their way to the host; None if none does."""
-        asked = self._row_logprobs[batch.rows_host()]
-        rows = np.flatnonzero(asked >= 0)
+        """Log-probabilities of the rows that request them, on their way to the host; None if none does."""
+        requested = self._row_logprobs[batch.rows_host()]
+        rows = np.flatnonzero(requested >= 0)
         if not rows.size:
             return None
-        count, found, step = max(1, int(asked.max())), [], self._editor.max_rows
+        count, found, step = max(1, int(requested.max())), [], self._processor.max_rows
         for first in range(0, rows.size, step):
-            places = self._editor.places(rows[first : first + step])
+            places = self._processor.places(rows[first : first + step])
             found.append(read_logprobs(logits.index_select(0, places), next_tokens.index_select(0, places), count))
         chosen, values, ids = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
-        return LogprobRows(rows.tolist(), asked[rows].tolist(), to_host(chosen), to_host(values), to_host(ids))
+        return LogprobRows(rows.tolist(), requested[rows].tolist(), to_host(chosen), to_host(values), to_host(ids))
 
     def prompt_logprobs(self, batch: Batch, head: Callable[[torch.Tensor], torch.Tensor]) -> PromptScores | None:
-        """Log-probabilities of the prompts that a pass has gone over; None if no Req wants them. ``head``: the model's,
-        hidden (N, hidden) -> logits (N, V).
+        """Log-probabilities of the prompt tokens of a pass; None if no Req requests them. ``head``: the model's, hidden
+        (N, hidden) -> logits (N, V).
         """
-        return None if batch.scored is None else score(batch, self._editor.vocab_size, head)
+        return None if batch.scored is None else score(batch, self._processor.vocab_size, head)

@@ -13,7 +13,7 @@ import torch
 
 from minisgl_core.core import ScoredRows
 
-from .edits import PART_BYTES
+from .logits_processors import PART_BYTES
 from .logprobs import TokenLogprobs, read_logprobs, to_host
 
 if TYPE_CHECKING:

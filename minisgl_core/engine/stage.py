@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl_core.kvcache.pool import PagedKVPool
 
-from .edits import LogitEditor
+from .logits_processors import LogitsProcessor
 from .sampler import Sampler
 from .state import DecodeState
 from .step import Stepper
@@ -45,8 +45,8 @@ class Stage:
         ctx.pool = self.pool
         model.bind_kv()
         attn.bind(self.pool, self.state)
-        editor = LogitEditor(ctx.platform, c.vocab_size, config.max_running_req, width)
-        self.sampler = Sampler(ctx.ops, self.state, editor, config.seed)
+        processor = LogitsProcessor(ctx.platform, c.vocab_size, config.max_running_req, width)
+        self.sampler = Sampler(ctx.ops, self.state, processor, config.seed)
         self.stepper = Stepper(model, attn, self.sampler, self.state, self.pool)
 
     def close(self) -> None:

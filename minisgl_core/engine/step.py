@@ -85,21 +85,21 @@ class Stepper:
         self._state.write_back(batch.rows, batch.view.kv_lens_device, next_tokens)
         return StepOutput(logits, next_tokens)
 
-    def work_outside(
+    def postprocess_logits(
         self, logits: torch.Tensor, tokens: torch.Tensor, batch: Batch
     ) -> tuple[torch.Tensor, LogprobRows | None]:
-        """What no captured step can hold: logits (B, V) and tokens (B,) int32 of the step -> the tokens, those of rows
-        with penalties or biases sampled again, and the log-probabilities of rows that asked.
+        """What a captured step cannot contain. From logits (B, V) and tokens (B,) int32 of the step: the tokens, those
+        of rows with a logits processor sampled again, and the log-probabilities of the rows that request them.
         """
         assert batch.rows is not None
         state, tokens = self._state, tokens.clone()  # the step's own may be a graph's memory
-        for places, edited in self._sampler.edited(logits, batch):
+        for places, processed in self._sampler.processed(logits, batch):
             rows = batch.rows.index_select(0, places)
             # The step has moved the lengths on: they now are the positions of the tokens to sample.
-            again = self._sampler.sample(edited, rows, state.lengths.index_select(0, rows), batch.mode)
+            again = self._sampler.sample(processed, rows, state.lengths.index_select(0, rows), batch.mode)
             tokens.index_copy_(0, places.long(), again)
             state.last_token.index_put_((rows,), again.clamp(min=0))
-            del edited
+            del processed
         return tokens, self._sampler.logprobs(logits, tokens, batch)
 
     def score_prompts(self, batch: Batch) -> PromptScores | None:

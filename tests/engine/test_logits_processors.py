@@ -1,4 +1,4 @@
-"""Edits of a whole batch's logits, and its log-probabilities, beside those of one row after the other."""
+"""Logits processors and log-probabilities of a whole batch, compared with those of one row after the other."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.core import Batch, Req, SamplingParams
-from minisgl_core.engine import edits
-from minisgl_core.engine.edits import LogitEditor, RowEdit, row_parts
+from minisgl_core.engine import logits_processors
+from minisgl_core.engine.logits_processors import LogitsProcessor, RowProcessor, row_parts
 from minisgl_core.engine.sampler import Sampler
 from minisgl_core.engine.state import DecodeState
 
 VOCAB, WIDTH, ROWS = 40, 64, 8
 
 
-def edit_one(row: torch.Tensor, req: Req) -> None:
+def process_one(row: torch.Tensor, req: Req) -> None:
     """The definition: a request's penalties and biases, on its logits (V,) in place."""
     p = req.sampling_params
     if p.repetition_penalty != 1.0:
@@ -45,21 +45,21 @@ def logprobs_one(row: torch.Tensor, token: int, count: int) -> tuple[float, list
     return float(table[max(token, 0)]), list(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-class Rig:
+class SamplerFixture:
     """A sampler whose parts have ``max_rows`` rows and ``room`` numbers."""
 
     def __init__(self, max_rows: int = ROWS, room: int = 10_000, rows: int = ROWS, vocab_size: int = VOCAB) -> None:
         platform = CpuPlatform()
-        self.editor = LogitEditor(platform, vocab_size, rows, WIDTH)
-        self.editor.max_rows, self.editor._room = max_rows, room
+        self.processor = LogitsProcessor(platform, vocab_size, rows, WIDTH)
+        self.processor.max_rows, self.processor._room = max_rows, room
         state = DecodeState(platform, rows, WIDTH, 1, 0, 64)
-        self.sampler = Sampler(cast("Any", None), state, self.editor, seed=0)
+        self.sampler = Sampler(cast("Any", None), state, self.processor, seed=0)
 
-    def edited(self, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, list[list[int]]]:
-        """All of the logits, float32, the edited rows in their places; and which rows each part had."""
+    def processed(self, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, list[list[int]]]:
+        """All of the logits, float32, the processed rows in their places; and which rows each part had."""
         self.sampler.prepare(batch)
         whole, parts = logits.float().clone(), []
-        for places, part in self.sampler.edited(logits, batch):
+        for places, part in self.sampler.processed(logits, batch):
             assert part.dtype == torch.float32
             whole[places.long()] = part
             parts.append(places.tolist())
@@ -110,20 +110,20 @@ def batches(draw: st.DrawFn) -> Batch:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 99),
 )
-def test_a_batch_is_edited_as_each_of_its_rows(
+def test_a_batch_is_processed_as_each_of_its_rows(
     batch: Batch, max_rows: int, room: int, dtype: torch.dtype, seed: int
 ) -> None:
     logits = torch.randn(batch.size, VOCAB, generator=torch.Generator().manual_seed(seed)).mul(4).to(dtype)
     logits[0, 3] = -torch.inf
     before = logits.clone()
-    found, parts = Rig(max_rows, room).edited(logits, batch)
+    found, parts = SamplerFixture(max_rows, room).processed(logits, batch)
     expected = logits.float().clone()
     for row, req in enumerate(batch.reqs):
-        edit_one(expected[row], req)
+        process_one(expected[row], req)
     assert torch.equal(found, expected)
     assert torch.equal(logits, before)
     rows = [row for row, req in enumerate(batch.reqs) if req.sampling_params.changes_logits]
-    assert [row for part in parts for row in part] == rows, "each row that asked, once"
+    assert [row for part in parts for row in part] == rows, "each row with a processor, once"
     assert all(len(part) <= max_rows for part in parts)
 
 
@@ -133,15 +133,15 @@ def test_log_probabilities_of_a_batch_are_those_of_each_row(batch: Batch, max_ro
     rng = torch.Generator().manual_seed(seed)
     logits = torch.randn(batch.size, VOCAB, generator=rng).mul(4).to(torch.bfloat16)
     chosen = torch.randint(-1, VOCAB, (batch.size,), generator=rng, dtype=torch.int32)
-    sampler = Rig(max_rows).sampler
+    sampler = SamplerFixture(max_rows).sampler
     sampler.prepare(batch)
     found = sampler.logprobs(logits, chosen, batch)
-    asked = [req.sampling_params.logprobs for req in batch.reqs]
+    requested = [req.sampling_params.logprobs for req in batch.reqs]
     if found is None:
-        assert asked == [None] * batch.size
+        assert requested == [None] * batch.size
         return
     for row, entry in enumerate(found.collect(chosen.tolist())):
-        count = asked[row]
+        count = requested[row]
         assert (entry is None) == (count is None)
         if entry is not None and count is not None:
             logprob, top = logprobs_one(logits[row], int(chosen[row]), max(1, count))
@@ -150,14 +150,14 @@ def test_log_probabilities_of_a_batch_are_those_of_each_row(batch: Batch, max_ro
             assert [value for _, value in entry.top] == pytest.approx([value for _, value in top[:count]], abs=1e-5)
 
 
-def test_a_row_keeps_its_edits_until_another_request_has_it() -> None:
-    rig, logits = Rig(), torch.zeros(1, VOCAB)
+def test_a_row_keeps_its_processor_until_another_request_has_it() -> None:
+    fixture, logits = SamplerFixture(), torch.zeros(1, VOCAB)
     biased, plain = (req_of(0, [1], [2], SamplingParams(logit_bias=bias)) for bias in ({5: 2.0}, {}))
     for _ in range(2):
-        assert rig.edited(logits, batch_of([biased]))[0][0, 5] == 2.0
-        assert rig.sampler.edits_logits
-    assert rig.edited(logits, batch_of([plain]))[1] == []
-    assert not rig.sampler.edits_logits
+        assert fixture.processed(logits, batch_of([biased]))[0][0, 5] == 2.0
+        assert fixture.sampler.needs_postprocessing
+    assert fixture.processed(logits, batch_of([plain]))[1] == []
+    assert not fixture.sampler.needs_postprocessing
 
 
 @pytest.mark.parametrize(
@@ -175,19 +175,19 @@ def test_parts_by_hand(sizes: list[int], max_rows: int, max_numbers: int, parts:
 
 
 def test_parts_of_large_vocabularies_have_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edits, "PART_BYTES", 4 * VOCAB * 3)
-    found = [LogitEditor(CpuPlatform(), vocab, ROWS, WIDTH).max_rows for vocab in (VOCAB // 3, VOCAB, 7 * VOCAB)]
+    monkeypatch.setattr(logits_processors, "PART_BYTES", 4 * VOCAB * 3)
+    found = [LogitsProcessor(CpuPlatform(), vocab, ROWS, WIDTH).max_rows for vocab in (VOCAB // 3, VOCAB, 7 * VOCAB)]
     assert found == [8, 3, 1]
 
 
 def test_the_longest_row_with_all_biases_fits_into_an_upload() -> None:
     bias = {token: float(token) for token in range(VOCAB)}
     req = req_of(0, [1] * 20, [2] * (WIDTH - 20), SamplingParams(repetition_penalty=2.0, logit_bias=bias))
-    editor = LogitEditor(CpuPlatform(), VOCAB, 1, WIDTH)
-    edit = RowEdit.of(req.sampling_params, VOCAB)
-    ((places, copy),) = editor.edited(torch.ones(1, VOCAB), np.array([0]), [req], [edit])
+    processor = LogitsProcessor(CpuPlatform(), VOCAB, 1, WIDTH)
+    own = RowProcessor.of(req.sampling_params, VOCAB)
+    ((places, copy),) = processor.process(torch.ones(1, VOCAB), np.array([0]), [req], [own])
     expected = torch.ones(VOCAB)
-    edit_one(expected, req)
+    process_one(expected, req)
     assert places.tolist() == [0]
     assert torch.equal(copy[0], expected)
 
@@ -206,14 +206,14 @@ def test_the_number_of_operations_does_not_depend_on_the_rows() -> None:
     )
 
     def operations(size: int) -> int:
-        rig = Rig(64, rows=64)
+        sampler = SamplerFixture(64, rows=64).sampler
         batch = batch_of([req_of(row, [1, 2], [3, 4, row % 9], everything) for row in range(size)])
-        rig.sampler.prepare(batch)
+        sampler.prepare(batch)
         logits, chosen = torch.randn(size, VOCAB), torch.zeros(size, dtype=torch.int32)
         with _Operations() as seen:
-            for _ in rig.sampler.edited(logits, batch):
+            for _ in sampler.processed(logits, batch):
                 pass
-            rig.sampler.logprobs(logits, chosen, batch)
+            sampler.logprobs(logits, chosen, batch)
         return seen.count
 
     assert 0 < operations(2) == operations(7) == operations(64) < 80

@@ -1,7 +1,7 @@
-"""Penalties, biases and bans: changes of logits that one Req wants and others do not, made outside the step.
+"""Logits processors: penalties, biases and bans, which some requests of a batch have and others do not.
 
-A batch's rows that ask for them are dealt with part by part, each in a number of operations that does not depend on its
-rows. Shapes: C rows of a part, V vocabulary, N numbers of all rows of a part, row after row.
+They run after the step, on the rows that have one, part by part; the number of operations of a part does not depend on
+its rows. Shapes: C rows of a part, V vocabulary, N numbers of all rows of a part, row after row.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from minisgl_core.core import Req, SamplingParams
     from minisgl_core.plugin_api import Platform
 
-__all__ = ["PART_BYTES", "LogitEditor", "RowEdit", "row_parts"]
+__all__ = ["PART_BYTES", "LogitsProcessor", "RowProcessor", "row_parts"]
 
 PART_BYTES: Final = 64 << 20
-"""Most float32 logits that are copied at once: what edits and log-probabilities take of the device, beside a pass of
-any size, is a small multiple of this. A single row may be larger.
+"""Most bytes of float32 logits that are copied at once: processors and log-probabilities need a small multiple of this
+on the device, whatever the size of the pass. A single row may be larger.
 """
 USUAL_TOKENS: Final = 1024
-"""Of a row: an upload has room for as many of each row of a part"""
+"""An upload has room for this many tokens of each row of a part."""
 ROW_NUMBERS: Final = 7
-"""Of an upload, for each row beside its tokens and biases: its place, three penalties, three counts"""
+"""Numbers of an upload for each row, in addition to its tokens and biases: its place, three penalties, three counts"""
 
 
-class RowEdit(NamedTuple):
-    """One request's penalties, biases and bans, made ready once."""
+class RowProcessor(NamedTuple):
+    """The penalties, biases and bans of one request, prepared once."""
 
     penalties: np.ndarray
     """(3,) float32: repetition, presence, frequency"""
     repeats: bool
-    """Is there a repetition penalty, which looks at the prompt as well?"""
+    """Whether there is a repetition penalty, which reads the prompt as well"""
     counts: bool
-    """Is there a presence or frequency penalty?"""
+    """Whether there is a presence or frequency penalty"""
     bias_ids: np.ndarray
-    """int32, ascending, each once"""
+    """int32, ascending, no duplicates"""
     bias: np.ndarray
     """float32; minus infinity bans a token"""
 
     @classmethod
-    def of(cls, params: SamplingParams, vocab_size: int, banned: Collection[int] = ()) -> RowEdit:
+    def of(cls, params: SamplingParams, vocab_size: int, banned: Collection[int] = ()) -> RowProcessor:
         """Biases of one token add up. Tokens beyond the vocabulary are left out."""
         penalties = [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
         sums: dict[int, float] = {}
@@ -65,15 +65,15 @@ class RowEdit(NamedTuple):
         )
 
     def tokens(self, req: Req) -> tuple[np.ndarray, np.ndarray]:
-        """The Req's output and its prompt, int32, as far as they matter here."""
+        """The Req's output and its prompt, int32; empty where no penalty reads them."""
         known, start = req.tokens, req.prompt_len
         output = known[start:] if self.repeats or self.counts else known[:0]
         return output, known[:start] if self.repeats else known[:0]
 
 
 def row_parts(sizes: Sequence[int], max_rows: int, max_numbers: int) -> Iterator[slice]:
-    """Runs of rows, together all of them: each of at most ``max_rows``, and of one row or at most ``max_numbers`` in
-    ``sizes``.
+    """Consecutive runs that cover all rows: each has at most ``max_rows`` rows, and is one row or has at most
+    ``max_numbers`` of ``sizes``.
     """
     start = total = 0
     for row, size in enumerate(sizes):
@@ -86,7 +86,7 @@ def row_parts(sizes: Sequence[int], max_rows: int, max_numbers: int) -> Iterator
 
 
 class _Part(NamedTuple):
-    """What the host knows of a part's rows, on the device: int32."""
+    """What the host sends for the rows of a part, on the device: int32."""
 
     places: torch.Tensor
     """(C,) rows of the batch"""
@@ -102,8 +102,8 @@ class _Part(NamedTuple):
     """(N,) the bits of float32"""
 
 
-class LogitEditor:
-    """Edits copies of logits (C, V); ``width``: the longest Req."""
+class LogitsProcessor:
+    """Applies the processors of rows to copies of their logits (C, V). ``width``: tokens of the longest Req."""
 
     def __init__(self, platform: Platform, vocab_size: int, max_running_req: int, width: int) -> None:
         self.vocab_size = vocab_size
@@ -116,21 +116,22 @@ class LogitEditor:
         """(C,) int32 on the device, until the next upload."""
         return self._upload.send([rows.astype(np.int32)])[0]
 
-    def edited(
-        self, logits: torch.Tensor, rows: np.ndarray, reqs: Sequence[Req], edits: Sequence[RowEdit]
+    def process(
+        self, logits: torch.Tensor, rows: np.ndarray, reqs: Sequence[Req], processors: Sequence[RowProcessor]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """For each part of ``rows`` of logits (B, V): these rows (C,) int32, and float32 copies (C, V) after the edits
-        of their Reqs. Both are to be let go before the next part.
+        """For each part of ``rows`` of logits (B, V): these rows (C,) int32, and float32 copies (C, V) of their logits,
+        processed. The caller drops both before the next part.
         """
-        texts = [edit.tokens(req) for edit, req in zip(edits, reqs, strict=True)]
+        texts = [each.tokens(req) for each, req in zip(processors, reqs, strict=True)]
         sizes = [
-            output.size + prompt.size + 2 * edit.bias.size for (output, prompt), edit in zip(texts, edits, strict=True)
+            output.size + prompt.size + 2 * each.bias.size
+            for (output, prompt), each in zip(texts, processors, strict=True)
         ]
         for part in row_parts(sizes, self.max_rows, self._room):
-            sent = self._send(rows[part], texts[part], edits[part])
+            sent = self._send(rows[part], texts[part], processors[part])
             num_output = sum(output.size for output, _ in texts[part])
             copy = logits.index_select(0, sent.places).float()
-            self._penalise(copy, sent, edits[part], num_output)
+            self._penalise(copy, sent, processors[part], num_output)
             self._bias(copy, sent)
             places = sent.places
             del sent
@@ -138,38 +139,38 @@ class LogitEditor:
             del copy
 
     def _send(
-        self, rows: np.ndarray, texts: Sequence[tuple[np.ndarray, np.ndarray]], edits: Sequence[RowEdit]
+        self, rows: np.ndarray, texts: Sequence[tuple[np.ndarray, np.ndarray]], processors: Sequence[RowProcessor]
     ) -> _Part:
         outputs, prompts = zip(*texts, strict=True)
-        counts = [len(piece) for piece in (*outputs, *prompts, *(edit.bias for edit in edits))]
+        counts = [len(numbers) for numbers in (*outputs, *prompts, *(each.bias for each in processors))]
         parts = [
             rows.astype(np.int32),
-            np.concatenate([edit.penalties for edit in edits]).view(np.int32),
+            np.concatenate([each.penalties for each in processors]).view(np.int32),
             np.array(counts, dtype=np.int32),
             np.concatenate([*outputs, *prompts]),
-            np.concatenate([edit.bias_ids for edit in edits]),
-            np.concatenate([edit.bias for edit in edits]).view(np.int32),
+            np.concatenate([each.bias_ids for each in processors]),
+            np.concatenate([each.bias for each in processors]).view(np.int32),
         ]
         return _Part(*self._upload.send(parts))
 
-    def _penalise(self, logits: torch.Tensor, part: _Part, edits: Sequence[RowEdit], num_output: int) -> None:
-        """In place. Repetition (Keskar et al. 2019) looks at prompt and output, the others at the output only."""
+    def _penalise(self, logits: torch.Tensor, part: _Part, processors: Sequence[RowProcessor], num_output: int) -> None:
+        """In place. Repetition (Keskar et al. 2019) reads prompt and output, the others read the output only."""
         size = part.tokens.shape[0]
         if not size:
             return
-        row = torch.arange(len(edits), device=logits.device)
-        owner = torch.repeat_interleave(row.repeat(2), part.counts[: 2 * len(edits)], output_size=size)
+        row = torch.arange(len(processors), device=logits.device)
+        owner = torch.repeat_interleave(row.repeat(2), part.counts[: 2 * len(processors)], output_size=size)
         where = owner * logits.shape[1] + part.tokens
         repetition, presence, frequency = part.penalties.view(torch.float32).view(-1, 3).unbind(1)
         flat = logits.view(-1)
-        # A token that is met several times is written several times, always the same.
-        if any(edit.repeats for edit in edits):
+        # A token that occurs several times is written several times, with the same value.
+        if any(each.repeats for each in processors):
             values, penalty = flat[where], repetition[owner]
             flat[where] = torch.where(values > 0, values / penalty, values * penalty)
-        if num_output and any(edit.counts for edit in edits):
+        if num_output and any(each.counts for each in processors):
             where, owner = where[:num_output], owner[:num_output]
-            # Counted in the very places of the logits: these are few, and another table of this size would be large.
-            # Whole numbers: their sum does not depend on the order, and every rank gets the same.
+            # Counted where the logits are: the tokens are few, and another table of this size would be large.
+            # Whole numbers: their sum does not depend on the order, so all ranks get the same.
             values = flat[where]
             flat[where] = 0.0
             counts = flat.scatter_add_(0, where, torch.ones_like(values))[where]

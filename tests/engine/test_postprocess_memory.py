@@ -11,7 +11,7 @@ import torch
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import Batch, Req, SamplingParams
-from minisgl_core.engine import Engine, EngineConfig, edits
+from minisgl_core.engine import Engine, EngineConfig, logits_processors
 from minisgl_core.engine.memory_profile import worst_case_params
 from minisgl_core.llm import LLM
 from minisgl_core.modelconfig.geometries import geometry
@@ -54,8 +54,8 @@ def settings(rows: int) -> dict[str, Any]:
     }
 
 
-def taken_outside(model: str, rows: int) -> int:
-    """The most that editing and reading the logits of so many rows takes at once, beside these logits."""
+def taken_by_postprocessing(model: str, rows: int) -> int:
+    """The most bytes that changing and reading the logits of this many rows takes at once, without these logits."""
     with pytest.MonkeyPatch.context() as patch, simulated_gpu(patch, total=10 * TOTAL) as meter:
         engine = Engine(EngineConfig(model, **settings(rows), num_page_override=8))
         params = worst_case_params(VOCAB)
@@ -65,17 +65,17 @@ def taken_outside(model: str, rows: int) -> int:
         logits, tokens = torch.randn(rows, VOCAB).bfloat16(), torch.zeros(rows, dtype=torch.int32)
         before = meter.peak = meter.used
         with torch.inference_mode():
-            engine.stepper.work_outside(logits, tokens, batch)
+            engine.stepper.postprocess_logits(logits, tokens, batch)
         taken = meter.peak - before
         engine.shutdown()
     return taken
 
 
 def test_what_is_taken_does_not_grow_with_the_rows(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edits, "PART_BYTES", 4 * ROW)
-    few, many = taken_outside(model, 4), taken_outside(model, 64)
+    monkeypatch.setattr(logits_processors, "PART_BYTES", 4 * ROW)
+    few, many = taken_by_postprocessing(model, 4), taken_by_postprocessing(model, 64)
     assert 4 * ROW <= few <= many < few + ROW
-    assert many < 4 * edits.PART_BYTES < 64 * ROW // 2, "less than half of one copy of the whole"
+    assert many < 4 * logits_processors.PART_BYTES < 64 * ROW // 2, "less than half of one copy of the whole"
 
 
 def test_the_pool_leaves_room_for_whatever_is_asked_of_logits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
