@@ -2,14 +2,14 @@
 
     python benchmarks/host_step.py [--mode steady|offline|churn] [--batch N ...] [--page-size S] [--profile]
     python benchmarks/host_step.py --model FOLDER        # a real model's graphs (random weights): for a GPU
-    python benchmarks/host_step.py --wait 0 1 8 30       # as if each step's tokens were so many milliseconds away
+    python benchmarks/host_step.py --wait 0 1 8 30       # as if each step's tokens arrived this many milliseconds later
     python benchmarks/host_step.py --json FILE           # keep every figure, with machine, versions and plan
 
 It is the floor that a device's step time meets: while a step runs, the host has this much to do for the next one. In
 ``steady`` decode nothing changes. In ``offline`` N requests of random lengths start together and end one by one, so
 that rows leave and slots run out. In ``churn`` twice as many more wait for their rows. Times are of this thread's CPU,
 in microseconds; only steps that launch a decode pass count. With a model they are wall times, without the waiting for
-tokens, and what the launch of the graph takes of them is told apart.
+tokens, and the launch of the graph is reported separately.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ GEOMETRY = {
 
 
 class InstantGraphs:
-    """Stands for a graph runner whose replay takes no time on the host."""
+    """A graph runner whose replay takes no time on the host."""
 
     clock = staticmethod(time.thread_time_ns)
     launching = waiting = 0
@@ -131,7 +131,7 @@ class HostTime:
     wait_ms: float
     """That the thread slept before each step, as it does while a device computes"""
     plan: Mapping[str, str]
-    """What serves each slot of the engine; without a model the stub stands for its graphs"""
+    """What serves each entry of the plan; without a model the stub replaces its graphs"""
 
 
 def host_microseconds(batch: int) -> float:
@@ -239,7 +239,7 @@ def context(model: str | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every mode with every batch size asked for."""
+    """Every mode with every requested batch size."""
     parser = Parser(__doc__)
     parser.add_argument("--mode", choices=MODES, action="append")
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 64, 256])

@@ -59,7 +59,7 @@ class Batch:
     mode: Any = None
     """The SamplingMode that ``sampler.prepare`` chose."""
     last_rows: torch.Tensor | None = None
-    """(B,) int64 on the device: where each Req's last token stands among the T tokens (prefill)."""
+    """(B,) int64 on the device: the place of each Req's last token among the T tokens (prefill)."""
     scored: ScoredRows | None = None
     """Set where a Req has its prompt scored (prefill)."""
     attn: Any = None
@@ -67,7 +67,7 @@ class Batch:
     table: ReqTable | None = None
     table_idx: np.ndarray | None = None
     """(B,) int64 on the host: each Req's row of ``table``, where they keep their lengths; both or neither is set. Other
-    Reqs mean another array: whoever has seen this very array before knows the batch.
+    Reqs mean another array: the same array object means the same batch.
     """
 
     def rows_host(self) -> np.ndarray:

@@ -22,12 +22,12 @@ from minisgl_core.settings.variables import check_variables
 
 from .backend_factory import BackendFactory, capture_sizes
 from .capacity import check_tables, check_weights, shortage_in_words
+from .device_context import DeviceContext
 from .dispatch import AttentionDispatcher
 from .memory import MemoryUse, Reserve, count_pages
 from .memory_profile import profile_memory
 from .observer import ObservedEngine, observed_step
 from .plan_resolution import DTYPES, context_limit, make_plan
-from .stage import Stage
 from .step import ForwardOutput
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ __all__ = ["Engine"]
 logger = logging.getLogger(__name__)
 OUTPUT_DEPTH = 4
 """Batches whose tokens may be on their way to the host at once; overlap scheduling needs two."""
+_FORGOTTEN = (
+    *("model", "state", "inputs", "page_table", "sampler", "stepper"),
+    *("attn_backend", "graph_runner", "_run_step"),
+)
+"""What a shut-down engine no longer refers to"""
 
 
 class _Closable(Protocol):
@@ -101,21 +106,22 @@ class Engine:
         # ---- what passes and graphs will take; attention's workspace: all before the pool ------------------
         sizes = capture_sizes(config, self.plan)
         reserve = profile_memory(config, self.ctx, self.plan, backends, self.model, sizes)
-        attn = AttentionDispatcher(observed.build_attention(), self.max_seq_len)
+        attn = AttentionDispatcher(observed.build_attention())
         self.attn_backend = self.ctx.attn = self._closed_later(attn)
 
         # ---- the pool, the device state, sampling ----------------------------------------------------------
         kv_heads = backends.kv_heads
         self.num_pages = count_pages(config, self.ctx, self.page_size, kv_heads, self.dtype, reserve)
-        stage = self._closed_later(
-            Stage(config, self.ctx, self.model, self.attn_backend, self.num_pages, self.page_size, kv_heads)
+        context = self._closed_later(
+            DeviceContext(config, self.ctx, self.model, self.attn_backend, self.num_pages, self.page_size, kv_heads)
         )
-        self.kv_cache, self.state, self.sampler, self.stepper = stage.pool, stage.state, stage.sampler, stage.stepper
+        self.kv_cache, self.state, self.inputs = context.pool, context.state, context.inputs
+        self.sampler, self.stepper = context.sampler, context.stepper
         self.page_table = self.state.page_table
         self._needs_finite_tail = any(choice.finite_tail for choice in self.plan.choices("attention"))
         self._run_step: Callable[[Batch], StepOutput] = self.stepper.step
         if self.observer is not None:
-            self.observer.bind(self.kv_cache, self.attn_backend.view_in_pages)
+            self.observer.bind(self.kv_cache, self.inputs.view_in_pages)
             self._needs_finite_tail |= self.observer.needs_finite_tail
             self._run_step = observed_step(self.stepper.step, self.observer)
 
@@ -208,24 +214,24 @@ class Engine:
 
     # One pass.
 
-    @torch.inference_mode()
     def forward_batch(self, batch: Batch, mode: SamplingMode) -> ForwardOutput:
         """Launch one pass over ``batch``; returns before the device is done. Calls ``complete_one`` on each Req."""
         batch.mode = mode
-        if not batch.padded_size:
-            self.graph_runner.pad_batch(batch)
-        if batch.is_decode and self.graph_runner.can_replay(batch):
-            self.state.prepare_decode(batch)
-            out = self.graph_runner.replay(batch)
-        else:
-            if batch.view is None:
-                self.attn_backend.prepare_metadata(batch)
+        with torch.inference_mode():  # as a decorator it would be one more frame of every step
+            if not batch.padded_size:
+                self.graph_runner.pad_batch(batch)
+            if batch.is_decode and self.graph_runner.can_replay(batch):
+                self.inputs.upload_decode(batch)
+                out = self.graph_runner.replay(batch)
             else:
-                self.state.refresh(batch)
-            out = self._run_step(batch)
-        if batch.size == out.next_tokens.shape[0]:
-            return self._finish_pass(batch, out.logits, out.next_tokens)
-        return self._finish_pass(batch, out.logits[: batch.size], out.next_tokens[: batch.size])
+                if batch.view is None:
+                    self.attn_backend.prepare_metadata(batch)
+                else:
+                    self.state.refresh(batch)
+                out = self._run_step(batch)
+            if batch.size == out.next_tokens.shape[0]:
+                return self._finish_pass(batch, out.logits, out.next_tokens)
+            return self._finish_pass(batch, out.logits[: batch.size], out.next_tokens[: batch.size])
 
     def distrust(self, pages: np.ndarray | None = None) -> None:
         """Free pages (N,) int32 may hold NaN; None: all may, if a pass has run. Where attention needs the unused tail
@@ -267,6 +273,6 @@ class Engine:
         closing.close()
 
     def _forget(self) -> None:
-        for name in ("model", "stepper", "sampler", "state", "page_table", "attn_backend", "graph_runner", "_run_step"):
+        for name in _FORGOTTEN:
             setattr(self, name, None)
         self._host_tokens = []

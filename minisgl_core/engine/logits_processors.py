@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import numpy as np
 import torch
 
-from .upload import PackedUpload
+from .state import PackedUpload
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -21,9 +21,9 @@ from minisgl_core.plugin_api import MemoryGauge
 from minisgl_core.registry import build
 
 from .capacity import in_words
+from .device_context import DeviceContext
 from .dispatch import AttentionDispatcher
 from .memory import Reserve
-from .stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,22 +87,22 @@ class _MemoryProfile:
     def run(self, model: Any) -> Reserve:
         ctx, plan, kv_heads = self._ctx, self._plan, self._backends.kv_heads
         with ExitStack() as closing:
-            attn = AttentionDispatcher(self._backends.build_attention(), ctx.max_seq_len)
+            attn = AttentionDispatcher(self._backends.build_attention())
             closing.callback(attn.close)
             before = ctx.platform.free_bytes()
-            stage = Stage(self._config, ctx, model, attn, 1, plan.page_size, kv_heads)
-            closing.callback(stage.close)
+            context = DeviceContext(self._config, ctx, model, attn, 1, plan.page_size, kv_heads)
+            closing.callback(context.close)
             if self._sizes:
                 attn.init_capture_graph(ctx.max_seq_len, tuple(self._sizes))
             c = ctx.config
             pool = 2 * PagedKVPool.bytes_per_page(c.num_layers, plan.page_size, kv_heads, c.head_dim, ctx.dtype)
             tables = max(0, before - ctx.platform.free_bytes() - pool)
             assert isinstance(ctx.platform, MemoryGauge)
-            passes = ctx.platform.peak_bytes(lambda: self._passes(stage, attn))
-            graphs, num_graphs = self._capture(stage, closing) if self._sizes else (0, 0)
+            passes = ctx.platform.peak_bytes(lambda: self._passes(context, attn))
+            graphs, num_graphs = self._capture(context, closing) if self._sizes else (0, 0)
             return Reserve(tables, passes, graphs, num_graphs)
 
-    def _passes(self, stage: Stage, attn: AttentionDispatcher) -> None:
+    def _passes(self, context: DeviceContext, attn: AttentionDispatcher) -> None:
         """The largest eager passes of both phases: the most rows and tokens, each row at the longest context.
 
         Under overlap scheduling the logits of one pass are still alive while the next one runs. Attention may need most
@@ -111,17 +111,17 @@ class _MemoryProfile:
         """
         config, longest = self._config, self._ctx.max_seq_len - 1
         rows, tokens = config.max_running_req, config.max_prefill_tokens
-        kept = self._pass(stage, attn, "decode", (1,) * rows)
-        self._pass(stage, attn, "prefill", longest_rows(tokens, rows, longest))
-        self._pass(stage, attn, "prefill", longest_rows(tokens, rows, longest), self._scored_params())
-        self._pass(stage, attn, "prefill", (min(longest, max(1, tokens // rows)),) * min(rows, tokens))
+        kept = self._pass(context, attn, "decode", (1,) * rows)
+        self._pass(context, attn, "prefill", longest_rows(tokens, rows, longest))
+        self._pass(context, attn, "prefill", longest_rows(tokens, rows, longest), self._scored_params())
+        self._pass(context, attn, "prefill", (min(longest, max(1, tokens // rows)),) * min(rows, tokens))
         del kept
         for exponent in range(min(tokens, longest).bit_length()):
-            self._pass(stage, attn, "prefill", (2**exponent,))
+            self._pass(context, attn, "prefill", (2**exponent,))
         # Processed logits are sampled in float32, by other kernels in each mode.
         for params in SAMPLED_ALIKE.values():
-            self._pass(stage, attn, "prefill", (1,), params)
-            self._pass(stage, attn, "prefill", (1,), replace(params, repetition_penalty=2.0))
+            self._pass(context, attn, "prefill", (1,), params)
+            self._pass(context, attn, "prefill", (1,), replace(params, repetition_penalty=2.0))
 
     def _scored_params(self) -> SamplingParams:
         """:func:`worst_case_params` with a scored prompt."""
@@ -130,7 +130,7 @@ class _MemoryProfile:
 
     def _pass(
         self,
-        stage: Stage,
+        context: DeviceContext,
         attn: AttentionDispatcher,
         phase: Phase,
         lens: Sequence[int],
@@ -149,17 +149,17 @@ class _MemoryProfile:
             if params.prompt_logprobs is None:
                 req.prompt_len = 0  # all of it counts as output, which some penalties look at alone
         batch = Batch(reqs=reqs, phase=phase)
-        batch.mode = stage.sampler.prepare(batch)
+        batch.mode = context.sampler.prepare(batch)
         attn.prepare_metadata(batch)  # unset rows of the page table name slot 0 for every token
-        out = stage.stepper.step(batch)
-        stage.stepper.score_prompts(batch)
-        stage.stepper.postprocess_logits(out.logits, out.next_tokens, batch)
+        out = context.stepper.step(batch)
+        context.stepper.score_prompts(batch)
+        context.stepper.postprocess_logits(out.logits, out.next_tokens, batch)
         return out
 
-    def _capture(self, stage: Stage, closing: ExitStack) -> tuple[int, int]:
+    def _capture(self, context: DeviceContext, closing: ExitStack) -> tuple[int, int]:
         """(bytes that all graphs will take, their number)"""
         platform = self._ctx.platform
-        setup = self._backends.graph_setup(stage.stepper, spread(self._sizes, PROFILED_SIZES))
+        setup = self._backends.graph_setup(context.stepper, spread(self._sizes, PROFILED_SIZES))
         free = [platform.free_bytes()]
 
         def started(title: str, total: int) -> Callable[[], None]:

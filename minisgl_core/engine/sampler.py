@@ -13,7 +13,6 @@ from .config import SAMPLING_MODES
 from .logits_processors import RowProcessor
 from .logprobs import LogprobRows, read_logprobs, to_host
 from .scoring import PromptScores, score
-from .state import pack_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from .logits_processors import LogitsProcessor
     from .state import DecodeState
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "pack_params"]
 
 
 class Sampler:
@@ -49,7 +48,7 @@ class Sampler:
         self._postprocess = False
 
     def prepare(self, batch: Batch) -> SamplingMode:
-        """Stage the parameters of rows with a new Req; returns the cheapest mode that serves all rows."""
+        """Prepare the upload of parameters for rows with a new Req; returns the cheapest mode that serves all rows."""
         if batch.table_idx is None or batch.table_idx is not self._seen:
             rows = batch.rows_host()
             owners = self._row_req[rows].tolist()
@@ -71,7 +70,7 @@ class Sampler:
         self._row_params[row], self._row_seed[row] = params, seed
         self._row_mode[row] = 0 if params.is_greedy else 2 if params.is_filtered else 1
         self._row_logprobs[row] = -1 if params.logprobs is None else params.logprobs
-        self._state.set_params(row, params, seed)
+        self._state.set_params(row, pack_params(params, seed))
         self._ban_until[row] = req.prompt_len + params.min_tokens if params.min_tokens else 0
         self._set_processor(row, params, req.stop_ids if params.min_tokens else ())
 
@@ -105,17 +104,7 @@ class Sampler:
         self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mode: SamplingMode
     ) -> torch.Tensor:
         """logits (B, V), rows and positions of the sampled tokens (B,) int32 -> (B,) int32; device work only."""
-        params = self._state.params.index_select(0, rows)
-        floats = params.view(torch.float32)
-        args = SampleArgs(
-            temperature=floats[:, 0],
-            top_k=params[:, 1],
-            top_p=floats[:, 2],
-            min_p=floats[:, 3],
-            seed_lo=params[:, 4],
-            seed_hi=params[:, 5],
-            positions=positions,
-        )
+        args = _unpack(self._state.params.index_select(0, rows), positions)
         return self._ops.sample(logits, args, mode)
 
     def processed(self, logits: torch.Tensor, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -148,3 +137,35 @@ class Sampler:
         (N, hidden) -> logits (N, V).
         """
         return None if batch.scored is None else score(batch, self._processor.vocab_size, head)
+
+
+def pack_params(params: SamplingParams, seed: int) -> np.ndarray:
+    """A row of ``DecodeState.params``: (C,) int32, floats as their bits. ``seed`` is taken modulo 2**64.
+
+    :func:`_unpack` reads it on the device.
+    """
+    seed %= 2**64
+    low, high = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32).view(np.int32)
+    temperature = 0.0 if params.is_greedy else params.temperature
+    top_k = max(params.top_k, 0)
+    row = [_float_bits(temperature), top_k, _float_bits(params.top_p), _float_bits(params.min_p), low, high]
+    return np.array(row, dtype=np.int32)
+
+
+def _unpack(params: torch.Tensor, positions: torch.Tensor) -> SampleArgs:
+    """params (B, C) int32, as :func:`pack_params` makes them -> each column as what it means."""
+    floats = params.view(torch.float32)
+    return SampleArgs(
+        temperature=floats[:, 0],
+        top_k=params[:, 1],
+        top_p=floats[:, 2],
+        min_p=floats[:, 3],
+        seed_lo=params[:, 4],
+        seed_hi=params[:, 5],
+        positions=positions,
+    )
+
+
+def _float_bits(value: float) -> int:
+    """A float32's bits as int32, so that it can travel among integers."""
+    return int(np.array([value], dtype=np.float32).view(np.int32)[0])

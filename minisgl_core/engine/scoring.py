@@ -58,10 +58,8 @@ class PromptScores(NamedTuple):
         return found
 
 
-def find_scored(batch: Batch, state: DecodeState) -> ScoredRows | None:
-    """The rows to score of a prefill batch whose lengths are set; None if no Req wants it."""
-    if all(req.sampling_params.prompt_logprobs is None for req in batch.reqs):
-        return None
+def find_scored(batch: Batch, state: DecodeState) -> ScoredRows:
+    """The rows to score of a prefill batch, at least one of whose Reqs requests it."""
     cached, lens = batch.cached_lens(), batch.device_lens()
     ends = np.cumsum(lens - cached)
     starts, places, targets, counts = ends - (lens - cached), [], [], []

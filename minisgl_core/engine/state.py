@@ -1,4 +1,4 @@
-"""The device's own record of every running sequence, so that a steady decode step needs nothing from the host.
+"""The record of every running sequence on the device, so that a steady decode step needs nothing from the host.
 
 R rows = ``max_running_req`` + 1: a Req's row is its ``table_idx``, the last row is the dummy that padding uses.
 """
@@ -12,19 +12,45 @@ import torch
 
 from minisgl_core.errors import ConfigError
 from minisgl_core.kvcache import run_places
-
-from .upload import PackedUpload
+from minisgl_core.plugin_api import PinnedRing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from minisgl_core.core import Batch, Req, SamplingParams
+    from minisgl_core.core import Batch, Req
     from minisgl_core.plugin_api import Platform
 
-__all__ = ["DecodeState", "HandSet", "PrefillInputs", "pack_params"]
+__all__ = ["DecodeState", "PackedUpload", "PrefillInputs"]
 
-PARAM_COLUMNS = 6
-"""temperature, top_k, top_p, min_p, seed_lo, seed_hi"""
+
+class PackedUpload:
+    """Packs int32 arrays into a pinned buffer, copies them once, and hands back device views of each.
+
+    The views stay valid until the next :meth:`send`, in stream order.
+    """
+
+    def __init__(self, platform: Platform, capacity: int, depth: int = 3) -> None:
+        self.capacity = capacity
+        self._ring = PinnedRing(platform, (capacity,), torch.int32, depth)
+        self._staging = torch.zeros(capacity, dtype=torch.int32, device=platform.device)
+        self._sizes: list[int] = []
+        """Sizes of the parts that were sent last"""
+
+    def send(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
+        """Flat int32 arrays, together at most ``capacity`` numbers -> their device views, in order."""
+        self._sizes = sizes = [part.size for part in parts]
+        total = sum(sizes)
+        sent = self._staging[:total]
+        with self._ring.borrow() as buffer:
+            pinned = buffer[:total]
+            np.concatenate(parts, out=pinned.numpy())
+            sent.copy_(pinned, non_blocking=True)
+        return list(sent.split(sizes)) if len(sizes) > 1 else [sent]
+
+    def last_parts(self, count: int) -> list[torch.Tensor]:
+        """Copies, made in one operation, of the last ``count`` parts that were sent: later uploads leave them alone."""
+        sizes, end = self._sizes[-count:], sum(self._sizes)
+        return list(self._staging[end - sum(sizes) : end].clone().split(sizes))
 
 
 class PrefillInputs(NamedTuple):
@@ -46,38 +72,20 @@ class PrefillInputs(NamedTuple):
     """(T,), or (0,) where they are set by hand"""
 
 
-class HandSet(NamedTuple):
-    """Copies of the inputs that a caller set on a Batch, on the device: int32 (T,), None where it set nothing."""
-
-    positions: torch.Tensor | None
-    input_ids: torch.Tensor | None
-    out_loc: torch.Tensor | None
-
-    @classmethod
-    def of(cls, batch: Batch, tokens: int, device: torch.device) -> HandSet:
-        """The first ``tokens`` of each. Raises :class:`ConfigError` for a field that has fewer."""
-        return cls(*(_copied(name, getattr(batch, name), tokens, device) for name in cls._fields))
-
-
-def _copied(name: str, given: torch.Tensor | None, tokens: int, device: torch.device) -> torch.Tensor | None:
-    if given is None:
-        return None
-    if given.dim() != 1 or len(given) < tokens:
-        raise ConfigError(
-            f"`Batch.{name}` has shape {list(given.shape)}, the pass has {tokens} tokens",
-            field=name,
-            value=list(given.shape),
-            remedy=f"set a tensor of shape [{tokens}], or leave it None",
-        )
-    return given[:tokens].to(device, torch.int32, copy=True)
-
-
 class DecodeState:
     """Fixed-address device tensors, the changes staged for them, and the host's mirror of what they hold."""
 
     def __init__(
-        self, platform: Platform, max_running_req: int, width: int, page_size: int, dummy_slot: int, max_tokens: int
+        self,
+        platform: Platform,
+        max_running_req: int,
+        width: int,
+        page_size: int,
+        dummy_slot: int,
+        max_tokens: int,
+        params: np.ndarray,
     ) -> None:
+        """``params`` (C,) int32: what a row of sampling parameters holds before it is set."""
         device, rows = platform.device, max_running_req + 1
         self.dummy_row = max_running_req
         self.width = width
@@ -87,14 +95,14 @@ class DecodeState:
         """(R,) tokens with KV, which is the position of ``last_token``"""
         self.last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         """(R,) the token that the next decode step reads"""
-        self.params = torch.zeros(rows, PARAM_COLUMNS, dtype=torch.int32, device=device)
-        self.params[:, 2] = float_bits(1.0)
+        self.params = torch.from_numpy(np.tile(params, (rows, 1))).to(device)
+        """(R, C) packed by the sampler, which reads them in the step"""
         self.rows = torch.full((rows,), self.dummy_row, dtype=torch.int32, device=device)
         """The decode batch: its Reqs' rows, then padding."""
         self.iota = torch.arange(max(rows, 2) + 1, dtype=torch.int32, device=device)
         self._upload = PackedUpload(platform, capacity=max(1 << 16, 6 * max_tokens + 16 * rows + 64))
-        self._room = self._upload.capacity - (1 + PARAM_COLUMNS + 1 + 2) * rows
-        """Numbers of an upload that are left when all rows have parameters staged, and are resumed, with it."""
+        self._room = self._upload.capacity - (1 + params.size + 1 + 2) * rows
+        """Numbers that an upload can hold when all rows have parameters staged and are resumed in it"""
         self._slots: list[tuple[np.ndarray, np.ndarray]] = []
         self._params: dict[int, np.ndarray] = {}
         self._resume: dict[int, tuple[int, int]] = {}
@@ -122,25 +130,14 @@ class DecodeState:
         self._slots.append((places.astype(np.int32), slots))
         self._slots_host.reshape(-1)[places] = slots
 
-    def set_params(self, table_idx: int, params: SamplingParams, seed: int) -> None:
-        """The row samples like this from its next step on; ``seed`` is taken modulo 2**64."""
-        self._params[table_idx] = pack_params(params, seed)
+    def set_params(self, table_idx: int, packed: np.ndarray) -> None:
+        """The row samples with these parameters (C,) int32 from its next step on."""
+        self._params[table_idx] = packed
 
     # Uploading: once per pass, by the engine.
 
-    def prepare_decode(self, batch: Batch) -> None:
-        """:meth:`upload_decode`; then inputs that the caller set on the Batch win."""
-        if batch.positions is None and batch.input_ids is None and batch.out_loc is None:
-            self.upload_decode(batch)
-            return
-        # Copied before anything is uploaded: they may be views of what the upload and the caller's other fields change.
-        given = HandSet.of(batch, batch.size, self.lengths.device)
-        self.upload_decode(batch)
-        assert batch.rows is not None
-        self._set_by_hand(batch.rows[: batch.size], given)
-
     def upload_decode(self, batch: Batch) -> None:
-        """Make the device agree with the host about a decode batch; in a steady step there is nothing to do."""
+        """Make the device agree with the host about a decode batch; in a steady step nothing is sent."""
         if self._is_new(batch):
             self._upload_rows(batch)
         else:
@@ -236,7 +233,7 @@ class DecodeState:
         if slots:
             self.page_table.view(-1).index_put_((next(own),), next(own))
         if params:
-            self.params.index_put_((next(own),), next(own).view(-1, PARAM_COLUMNS))
+            self.params.index_put_((next(own),), next(own).view(-1, self.params.shape[1]))
         if resumed:
             rows, values = next(own), next(own).view(-1, 2)
             self.lengths.index_put_((rows,), values[:, 0])
@@ -244,7 +241,7 @@ class DecodeState:
         return sent[len(staged) :]
 
     def _take_slots(self, others: int) -> list[np.ndarray]:
-        """[place in the flat page table, slot] of what is staged, or nothing; as much as does not fit beside ``others``
+        """[place in the flat page table, slot] of what is staged, or nothing; what does not fit with ``others``
         numbers is sent at once.
         """
         if not self._slots:
@@ -259,14 +256,22 @@ class DecodeState:
             places, slots = places[room:], slots[room:]
         return [places, slots]
 
-    def _set_by_hand(self, rows: torch.Tensor, given: HandSet) -> None:
-        """Write a decode batch's inputs where the step will read them. ``rows`` (B,) int32"""
-        if given.positions is not None:
-            self.lengths.index_put_((rows,), given.positions)
-        if given.input_ids is not None:
-            self.last_token.index_put_((rows,), given.input_ids)
-        if given.out_loc is not None:
-            self.page_table.index_put_((rows, self.lengths[rows]), given.out_loc)
+    def overwrite(
+        self,
+        batch: Batch,
+        positions: torch.Tensor | None,
+        input_ids: torch.Tensor | None,
+        out_loc: torch.Tensor | None,
+    ) -> None:
+        """Write a decode batch's inputs, (B,) int32 each, where the step will read them; None = leave them."""
+        assert batch.rows is not None
+        rows = batch.rows[: batch.size]
+        if positions is not None:
+            self.lengths.index_put_((rows,), positions)
+        if input_ids is not None:
+            self.last_token.index_put_((rows,), input_ids)
+        if out_loc is not None:
+            self.page_table.index_put_((rows, self.lengths[rows]), out_loc)
 
     # Device work, inside the step.
 
@@ -311,7 +316,7 @@ class DecodeState:
         }
 
     def close(self) -> None:
-        """Drop all memory but this record itself, which a scheduler may go on to refer to."""
+        """Drop all memory but this record itself, which a scheduler may still refer to."""
         empty = torch.empty(0, dtype=torch.int32)
         self.page_table = self.lengths = self.last_token = self.params = self.rows = self.iota = empty
         self._slots_host = np.empty((0, 0), dtype=np.int32)
@@ -323,18 +328,3 @@ def _columns(staged: Mapping[int, Any]) -> list[np.ndarray]:
     if not staged:
         return []
     return [np.array(list(staged), dtype=np.int32), np.array(list(staged.values()), dtype=np.int32).reshape(-1)]
-
-
-def pack_params(params: SamplingParams, seed: int) -> np.ndarray:
-    """A row of ``DecodeState.params``: (PARAM_COLUMNS,) int32, floats as their bits."""
-    seed %= 2**64
-    low, high = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32).view(np.int32)
-    temperature = 0.0 if params.is_greedy else params.temperature
-    top_k = max(params.top_k, 0)
-    row = [float_bits(temperature), top_k, float_bits(params.top_p), float_bits(params.min_p), low, high]
-    return np.array(row, dtype=np.int32)
-
-
-def float_bits(value: float) -> int:
-    """A float32's bits as int32, so that it can travel among integers."""
-    return int(np.array([value], dtype=np.float32).view(np.int32)[0])

@@ -1,6 +1,6 @@
-"""The engine's step: everything between the inputs on the device and the next token on the device.
+"""The engine's step: everything from the inputs on the device to the next token on the device.
 
-It is what graph runners record, so nothing in :meth:`Stepper.step` may depend on values that the host read.
+Graph runners record :meth:`Stepper.step`, so nothing in it may depend on values that the host read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ForwardOutput(NamedTuple):
     next_tokens_gpu: torch.Tensor
     """(B,) int32 on the engine's device; -1 = that row's logits were NaN"""
     tokens_host: torch.Tensor
-    """(B,) int32: the same on the host, on their way; a later pass reuses this memory."""
+    """(B,) int32: the same, being copied to the host; a later pass reuses this memory."""
     logits: torch.Tensor
     """(B, V)"""
     copied: Any
@@ -43,7 +43,7 @@ class ForwardOutput(NamedTuple):
 
     @property
     def next_tokens_cpu(self) -> torch.Tensor:
-        """(B,) int32 on the host, waited for. Copy what is to be kept: after a few more passes others stand there."""
+        """(B,) int32 on the host, waited for. Copy what must be kept: a few passes later the memory is reused."""
         self.wait()
         return self.tokens_host
 
@@ -52,13 +52,13 @@ class ForwardOutput(NamedTuple):
         self.copied.synchronize()
 
     def logprobs(self) -> list[TokenLogprobs | None] | None:
-        """One entry per row, waited for; None if no row asked."""
+        """One entry per row, waited for; None if no row requested them."""
         if self.logprob_rows is None:
             return None
         return self.logprob_rows.collect(self.next_tokens_cpu.tolist())
 
     def prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
-        """By row of the batch that wants them: scores of the prompt tokens that the pass has gone over, waited for."""
+        """By row of the batch, for rows that request them: scores of the prompt tokens of this pass, waited for."""
         if self.prompt_scores is None:
             return {}
         self.wait()
@@ -75,11 +75,9 @@ class Stepper:
         self._attn, self._sampler, self._state = attn, sampler, state
 
     def step(self, batch: Batch) -> StepOutput:
-        """Derive metadata, run the model, sample, write the tokens back."""
-        if batch.captured:
-            self._attn.derive_decode(batch, None)
-        assert batch.view is not None and batch.rows is not None
+        """Derive metadata, run the model, sample, write the tokens back. What a graph records."""
         self._attn.update_metadata(batch)
+        assert batch.view is not None and batch.rows is not None
         logits = self.model.forward(batch)
         next_tokens = self._sampler.sample(logits, batch.rows, batch.view.kv_lens_device, batch.mode)
         self._state.write_back(batch.rows, batch.view.kv_lens_device, next_tokens)
@@ -103,7 +101,7 @@ class Stepper:
         return tokens, self._sampler.logprobs(logits, tokens, batch)
 
     def score_prompts(self, batch: Batch) -> PromptScores | None:
-        """The log-probabilities of the prompts that the step has gone over, for Reqs that want them."""
+        """The log-probabilities of the prompt tokens of the step, for Reqs that request them."""
         return self._sampler.prompt_logprobs(batch, self.model.logits)
 
     def make_capture_batch(self, size: int, mode: SamplingMode) -> Batch:
@@ -112,7 +110,6 @@ class Stepper:
         batch.rows = self._state.rows[:size]
         batch.rows.fill_(self._state.dummy_row)
         self._state.forget_rows()
-        self._attn.derive_decode(batch, None)
         self._attn.prepare_for_capture(batch)
         return batch
 
@@ -125,7 +122,7 @@ class Stepper:
         return self._state.buffers()
 
     def expected_inputs(self, batch: Batch) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
-        """What the host's own records say about the buffers that ``batch`` reads."""
+        """What the host's own records say that the buffers hold which ``batch`` reads."""
         state, size = self._state, batch.size
         rows = [req.table_idx for req in batch.reqs]
         padded = rows + [state.dummy_row] * (batch.padded_size - size)

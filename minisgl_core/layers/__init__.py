@@ -1,4 +1,4 @@
-"""Tensor-parallel layers. Model plugins may import this package beside ``plugin_api``."""
+"""Tensor-parallel layers. Model plugins may import this package in addition to ``plugin_api``."""
 
 from .attention import Attention
 from .base import Layer, OpList, children

@@ -8,13 +8,15 @@ import torch
 
 from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.core import Batch, Req, ReqTable, SamplingParams
-from minisgl_core.engine.state import DecodeState, pack_params
-from minisgl_core.engine.upload import PackedUpload
+from minisgl_core.engine.inputs import BatchInputs
+from minisgl_core.engine.sampler import pack_params
+from minisgl_core.engine.state import DecodeState, PackedUpload
 from minisgl_core.errors import ConfigError
 
 
 def make_state(rows: int = 4, width: int = 32, max_tokens: int = 64) -> DecodeState:
-    return DecodeState(CpuPlatform(), rows, width, 4, dummy_slot=400, max_tokens=max_tokens)
+    default = pack_params(SamplingParams(), seed=0)
+    return DecodeState(CpuPlatform(), rows, width, 4, dummy_slot=400, max_tokens=max_tokens, params=default)
 
 
 def req(row: int, length: int, cached: int) -> Req:
@@ -34,7 +36,7 @@ def test_slots_params_and_rows_arrive_with_the_next_decode_batch(monkeypatch):
     state = make_state()
     state.set_slots(1, 3, np.array([40, 41, 42], dtype=np.int32))
     params = SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1)
-    state.set_params(1, params, seed=2**40 + 5)
+    state.set_params(1, pack_params(params, seed=2**40 + 5))
     assert int(state.page_table[1].sum()) == 0  # nothing moves before the upload
     batch = Batch([req(1, 4, 3)], "decode", padded_size=2)
     state.upload_decode(batch)
@@ -89,7 +91,7 @@ def test_hand_set_fields_win():
     batch.positions = torch.tensor([9], dtype=torch.int32)
     batch.input_ids = torch.tensor([77], dtype=torch.int32)
     batch.out_loc = torch.tensor([5], dtype=torch.int32)
-    state.prepare_decode(batch)
+    BatchInputs(state, max_seq_len=32, dummy_slot=400).upload_decode(batch)
     assert state.lengths[0].item() == 9 and state.last_token[0].item() == 77 and state.page_table[0, 9].item() == 5
 
 
@@ -106,7 +108,7 @@ def test_dummy_row_points_at_the_dummy_page():
     assert state.page_table[state.dummy_row].tolist() == [400, 401, 402, 403] * 2
 
 
-def test_more_slots_than_the_buffer_holds_travel_in_pieces():
+def test_more_slots_than_the_buffer_holds_travel_in_parts():
     state = make_state(rows=4, width=40_000)
     for row in range(4):
         state.set_slots(row, 0, np.arange(row, 40_000 + row, dtype=np.int32))
@@ -117,12 +119,12 @@ def test_more_slots_than_the_buffer_holds_travel_in_pieces():
 
 def test_everything_at_once_fits_the_buffer():
     rows, capacity = 100, 1 << 16
-    for left in range(-200, 60, 20):  # numbers of the buffer beside all the others; fewer than none: sent in pieces
+    for left in range(-200, 60, 20):  # numbers left in the buffer after all the others; negative: sent in parts
         state = make_state(rows, width=40_000)
         slots = np.arange((capacity - 11 * rows - left) // 2, dtype=np.int32)
         state.set_slots(0, 0, slots)
         for row in range(rows):
-            state.set_params(row, SamplingParams(), seed=row)
+            state.set_params(row, pack_params(SamplingParams(), seed=row))
         state.upload_decode(Batch([req(row, 2, 1) for row in range(rows)], "decode", padded_size=rows))
         assert np.array_equal(state.page_table[0, : len(slots)].numpy(), slots)
         assert state.params[:rows, 4].tolist() == list(range(rows))

@@ -68,7 +68,7 @@ def answers(path: Path, plan: Plan, **settings: Any) -> list[list[int]]:
 def test_the_same_tokens(
     model: str, graph: int, tiny: Callable[[str], Path], calls: Counter[tuple[bool, bool]]
 ) -> None:
-    """A router reads the norm that its experts read: only attention's projection takes one in there."""
+    """A router reads the norm that its experts read: there only attention's projection fuses its norm."""
     path = tiny(model)
     plain = answers(path, plan_for(path, "plain", cuda_graph_max_bs=graph), cuda_graph_max_bs=graph)
     assert not calls
@@ -88,7 +88,7 @@ def test_nothing_runs_that_was_not_chosen(tiny: Callable[[str], Path], calls: Co
 
 
 @pytest.mark.parametrize("offered", [("act_and_mul",), ("add_rms_norm",)])
-def test_what_the_backend_does_not_offer_is_not_asked_of_it(
+def test_what_the_backend_does_not_offer_is_not_fused(
     offered: tuple[str, ...], tiny: Callable[[str], Path], calls: Counter[tuple[bool, bool]]
 ) -> None:
     path = tiny("q3")

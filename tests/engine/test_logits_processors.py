@@ -15,7 +15,7 @@ from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import logits_processors
 from minisgl_core.engine.logits_processors import LogitsProcessor, RowProcessor, row_parts
-from minisgl_core.engine.sampler import Sampler
+from minisgl_core.engine.sampler import Sampler, pack_params
 from minisgl_core.engine.state import DecodeState
 
 VOCAB, WIDTH, ROWS = 40, 64, 8
@@ -52,7 +52,7 @@ class SamplerFixture:
         platform = CpuPlatform()
         self.processor = LogitsProcessor(platform, vocab_size, rows, WIDTH)
         self.processor.max_rows, self.processor._room = max_rows, room
-        state = DecodeState(platform, rows, WIDTH, 1, 0, 64)
+        state = DecodeState(platform, rows, WIDTH, 1, 0, 64, pack_params(SamplingParams(), 0))
         self.sampler = Sampler(cast("Any", None), state, self.processor, seed=0)
 
     def processed(self, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, list[list[int]]]:

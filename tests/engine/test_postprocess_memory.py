@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def frugal_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a fused kernel samples: nothing of the logits' size is made beside them, so that all the rest shows."""
+    """As a fused kernel samples: it makes no other tensor of the logits' size, so that all the rest shows."""
     torch.set_num_threads(1)
 
     def sample(self: ComposedOps, logits: torch.Tensor, args: SampleArgs, mode: str) -> torch.Tensor:

@@ -102,7 +102,7 @@ class Notified:
 def test_each_attention_backend_gets_the_graph_sizes_that_it_will_serve():
     low, high, never = Notified(), Notified(), Notified()
     routes = [Route(low, 16, False, 4), Route(high, 16, True, 8), Route(low, 16, False, 16), Route(never, 16, False)]
-    dispatcher = AttentionDispatcher({"prefill": [Route(low, 16, False)], "decode": routes}, 64)
+    dispatcher = AttentionDispatcher({"prefill": [Route(low, 16, False)], "decode": routes})
     dispatcher.init_capture_graph(64, (1, 2, 4, 8, 16))
     assert (low.sizes, high.sizes, never.sizes) == ([(1, 2, 4, 16)], [(8,)], [])
 

@@ -1,4 +1,4 @@
-"""What a backend sees of a batch: costly parts are derived once, when asked for, and agree with the page table."""
+"""What a backend sees of a batch: costly parts are derived once, at first use, and agree with the page table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.engine.view import DerivedView
+from minisgl_core.engine.inputs import DerivedView
 from minisgl_core.plugin_api import BatchView
 
 GEOMETRY = {
@@ -59,8 +59,8 @@ def test_functions_are_called_once_and_only_when_asked() -> None:
 
 def test_a_slot_table_follows_from_page_ids() -> None:
     view = BatchView(None, None, 1, 6, ints(0, 1, 2), ints(5, 2), ints(7, 3, 9, 0).view(2, 2), 4)
-    table, lines = view.slot_table()
-    assert lines.tolist() == [0, 1]
+    table, rows = view.slot_table()
+    assert rows.tolist() == [0, 1]
     assert table.tolist() == [[28, 29, 30, 31, 12, 13, 14, 15], [36, 37, 38, 39, 0, 1, 2, 3]]
 
 
@@ -79,7 +79,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_a_view_that_nobody_asked_for_pages_is_gone_with_its_batch(
+def test_a_view_whose_pages_were_never_used_is_gone_with_its_batch(
     engine: Engine, phase: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher = engine.attn_backend
@@ -110,13 +110,13 @@ def test_the_engines_page_table_and_page_ids_agree(engine: Engine, phase: Any) -
     engine.attn_backend.prepare_metadata(batch)
     view = batch.view
     assert view is not None
-    table, lines = view.slot_table()
+    table, rows = view.slot_table()
     assert table is engine.state.page_table, "nothing is copied"
     size, dummy = engine.page_size, engine.kv_cache.dummy_slot // engine.page_size
     lens = view.kv_lens_device.tolist()
     assert lens == ([9, 2, 17, 1] if phase == "decode" else [9, 2, 17])
     for row, length in enumerate(lens):
-        found = table[lines[row], :length].tolist()
+        found = table[rows[row], :length].tolist()
         live = reqs[row].table_idx if row < 3 else None
         assert found == (slots[live, :length].tolist() if live is not None else [engine.kv_cache.dummy_slot])
         pages = view.page_ids_device[row].tolist()

@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers' in float32, whatever the engine is told about pages, chunks, caches, overlap,
+"""Greedy tokens equal transformers' in float32, whatever the settings for pages, chunks, caches, overlap,
 graphs and ranks.
 
 Each run serves three short prompts and a long one together, then the same again, then prompts that go on into what was

@@ -1,13 +1,15 @@
-"""Everything of an engine that hangs on its KV pool, from the pool to the step."""
+"""What an engine builds once it knows the size of its KV pool, from the pool to the step."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from minisgl_core.core import SamplingParams
 from minisgl_core.kvcache.pool import PagedKVPool
 
+from .inputs import BatchInputs
 from .logits_processors import LogitsProcessor
-from .sampler import Sampler
+from .sampler import Sampler, pack_params
 from .state import DecodeState
 from .step import Stepper
 
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .dispatch import AttentionDispatcher
 
-__all__ = ["Stage"]
+__all__ = ["DeviceContext"]
 
 
-class Stage:
-    """Pool, device state, sampler and step, bound to model and attention. A later stage takes over from an earlier one.
+class DeviceContext:
+    """Pool, device state, sampler and step, bound to model and attention. A later context replaces an earlier one.
 
     ``kv_heads``: this rank's.
     """
@@ -40,11 +42,18 @@ class Stage:
         self.pool = PagedKVPool(c.num_layers, num_pages, page_size, kv_heads, c.head_dim, ctx.dtype, ctx.device)
         width = -(-ctx.max_seq_len // page_size) * page_size
         self.state = DecodeState(
-            ctx.platform, config.max_running_req, width, page_size, self.pool.dummy_slot, config.max_prefill_tokens
+            ctx.platform,
+            config.max_running_req,
+            width,
+            page_size,
+            self.pool.dummy_slot,
+            config.max_prefill_tokens,
+            pack_params(SamplingParams(), seed=0),
         )
+        self.inputs = BatchInputs(self.state, ctx.max_seq_len, self.pool.dummy_slot)
         ctx.pool = self.pool
         model.bind_kv()
-        attn.bind(self.pool, self.state)
+        attn.bind(self.pool, self.inputs)
         processor = LogitsProcessor(ctx.platform, c.vocab_size, config.max_running_req, width)
         self.sampler = Sampler(ctx.ops, self.state, processor, config.seed)
         self.stepper = Stepper(model, attn, self.sampler, self.state, self.pool)
