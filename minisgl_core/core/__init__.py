@@ -8,9 +8,8 @@ The names below are imported when they are first used: sampling parameters alone
 
 TYPE_CHECKING = False  # as in the top package
 if TYPE_CHECKING:
-    from .batch import Batch, ScoredRows
+    from .batch import Batch, Req, ReqTable, ScoredRows
     from .context import Context
-    from .req import Req, ReqTable
     from .sampling_params import SamplingParams
 
 __all__ = ["Batch", "Context", "Req", "ReqTable", "SamplingParams", "ScoredRows"]
@@ -19,8 +18,8 @@ if not TYPE_CHECKING:  # type checkers would believe it of every name
     _MODULES = {
         "Batch": "batch",
         "Context": "context",
-        "Req": "req",
-        "ReqTable": "req",
+        "Req": "batch",
+        "ReqTable": "batch",
         "SamplingParams": "sampling_params",
         "ScoredRows": "batch",
     }
