@@ -29,7 +29,7 @@ from minisgl_cpu_sim.graph.emulated import EmulatedGraph
 
 ROOT = f"{Path(minisgl_core.__file__).parent}{os.sep}"
 MOST_FRAMES = 7
-MOST_FILES = 45
+MOST_FILES = 41
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "device": "cpu",
