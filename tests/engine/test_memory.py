@@ -277,7 +277,7 @@ def test_a_start_that_fails_gives_everything_back(model: str, monkeypatch: pytes
     target = {
         "capture": "minisgl_cuda.graph.CudaGraphRunner.capture",
         "attention": "minisgl_core.engine.backend_factory.BackendFactory.build_attention",
-        "kv_pool": "minisgl_core.engine.stage.DecodeState",
+        "kv_pool": "minisgl_core.engine.device_context.DecodeState",
         "weights": "minisgl_core.engine.engine.Engine._load_weights",
     }[at]
     with simulated_gpu(monkeypatch, total=TOTAL) as meter:
