@@ -65,7 +65,7 @@ class Choice:
     host_plan: bool = False
     finite_tail: bool = False
     tolerance: float = 0.0
-    """What the backend states that it may lose, as in ``Caps``."""
+    """The error that the backend states, as in ``Caps``"""
     graph: GraphLevel = "never"
 
     @property

@@ -1,4 +1,4 @@
-"""What to measure: the entries of a model and the sizes of each. Sizes are rank-local."""
+"""What to measure: the plan entries of a model and the sizes of each. Sizes are rank-local."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PREFILL_LENGTHS: Final = {False: (128, 1024, 4096), True: (128, 512)}
 _PRODUCT_ROWS: Final = {False: (1, 4, 16, 64, 256, 1024, 4096), True: (1, 16, 256)}
 _OTHER_ROWS: Final = {False: (1, 64, 1024), True: (1, 128)}
 _MOST_TOKENS: Final = {False: 2**17, True: 2**13}
-"""With KV in one measurement: a pool that any machine can hold."""
+"""Tokens with KV in one measurement, so that any machine can hold the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One size of one entry. ``length`` 0 = it does not matter."""
+    """One size of one plan entry. ``length`` is 0 where it does not matter."""
 
     entry: PlanEntry
     rows: int
@@ -70,7 +70,7 @@ def _plain(entry: PlanEntry, limit: int, quick: bool) -> Iterator[Size]:
 
 
 def _upto(values: tuple[int, ...], limit: int) -> list[int]:
-    """Those below the limit, and the limit where it cuts the list."""
+    """The values up to the limit, and the limit itself if it cuts the list."""
     kept = [value for value in values if value <= limit]
     return [*kept, limit] if not kept or (limit < values[-1] and kept[-1] < limit) else kept
 

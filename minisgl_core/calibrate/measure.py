@@ -1,4 +1,4 @@
-"""Timing every backend that would fit, entry by entry and size by size."""
+"""Times every backend that would fit, for each plan entry and size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEASURED: Final[tuple[Role, ...]] = ("attention", "kv", "moe", "ops", "linear")
 """Graph runners and communicators serve no call that could be timed alone."""
 
 NOISE_CHECKS: Final = 6
-"""How often the first job is measured again while the others are."""
+"""How many times the first job is measured again during the run, to see the noise."""
 
 Progress = Callable[[str, int], Callable[[], None]]
 
@@ -46,7 +46,7 @@ def calibrate(
     timer: Timer | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Measure. Which backends the config names does not matter: all that would fit without names are timed.
+    """Measure all backends that would fit, whatever names the config has.
 
     What raises is noted and left out. Raises :class:`~minisgl_core.errors.BackendError` where there is no plan at all.
     """
@@ -66,7 +66,7 @@ def calibrate(
             try:
                 point = _point(size, one, query, model, scope, fixture, timer)
                 points.append(replace(point, source=sources.get(one.label.rpartition("@")[2], "")))
-                if place % step == 0:  # the first job once more, so that equal work is timed all along
+                if place % step == 0:  # the same job throughout the run shows the noise
                     equal.append(_point(*jobs[0], query, model, scope, fixture, timer).microseconds)
             except Exception as error:
                 at = f"{size.rows} rows" + (f" of {size.length} tokens" if size.length else "")
@@ -112,7 +112,7 @@ def _general(entry: PlanEntry) -> PlanEntry:
 
 
 def _contenders(query: PlanQuery, joint: Joint, registry: Registry) -> dict[PlanEntry, list[Contender]]:
-    """The backends that fit a plan entry: at the plan's own page size if they can, else at the first possible one."""
+    """The backends that fit each plan entry, at the plan's own page size if possible, else at the first that fits."""
     fields = [field for field in fields_of(query, registry, Installed(), {}) if field.entry.role in MEASURED]
     joints = [joint, *(other for other in joint_domain(query, fields) if other.graph == joint.graph)]
     return {field.entry: _fitting(field, joints) for field in fields}

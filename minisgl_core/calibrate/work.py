@@ -1,7 +1,7 @@
 """One call to time, for every role: built from the conformance kit's checks at the model's own sizes.
 
-What a call costs in a model is what counts: attention with its share of the step's metadata, weights that do not sit in
-a cache because they were just used, replayed from a graph where the engine would replay it.
+The time should be that of a call inside a model: attention includes its share of the step's metadata, weights are not
+in a cache from the call before, and the call is replayed from a graph where the engine would do so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Contender", "Job", "prepare"]
 
 _LAYERS: Final = 8
-"""Calls of attention for one of the metadata, at most."""
+"""The most calls of attention for one call of its metadata"""
 _COLD_BYTES: Final = 2**26
 _MOST_COPIES: Final = 8
 _SHARE_OF_FREE_MEMORY: Final = 0.5
@@ -37,7 +37,7 @@ _SHARE_OF_FREE_MEMORY: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A backend that fits, the caps that say so, and the pool's page size at which it does."""
+    """A backend that fits, the capability set that declares it, and the page size of the pool that it fits."""
 
     under_test: BackendUnderTest
     label: str
@@ -64,14 +64,14 @@ class _Site:
     fixture: DeviceFixture
 
     def captures(self, caps: Caps) -> bool:
-        """Would the engine replay it? Only where the device itself captures: other graphs say nothing about speed."""
+        """Would the engine replay it? Only device graphs count: emulated ones show nothing about speed."""
         return self.query.graph and caps.graph != "never" and self.fixture.platform.can_capture()
 
 
 def prepare(
     size: Size, one: Contender, query: PlanQuery, model: ModelConfig, scope: dict[str, Any], fixture: DeviceFixture
 ) -> Job:
-    """Build a contender for a size; raises whatever it raises."""
+    """Build a contender for a size. Exceptions of the backend pass through."""
     site = _Site(query, model, (scope["q_heads"], scope["kv_heads"]), scope["window"], fixture)
     if size.entry.role == "attention":
         return _attention(size, one, site)
@@ -144,10 +144,10 @@ def _captured_attention(
 
 
 def _check_job(size: Size, one: Contender, site: _Site) -> Job:
-    case, nbytes = _case_of(size, site)
-    backend = case.build(one.under_test, site.fixture, one.caps)
+    check, nbytes = _check_of(size, site)
+    backend = check.build(one.under_test, site.fixture, one.caps)
     copies = min(_MOST_COPIES, max(1, -(-_COLD_BYTES // nbytes))) if nbytes else 1
-    runs = [case.check_run(backend, site.fixture) for _ in range(copies)]
+    runs = [check.check_run(backend, site.fixture) for _ in range(copies)]
     inputs = runs[0].draw(Draw(site.fixture, 0))
 
     def step() -> tuple[torch.Tensor, ...]:
@@ -164,8 +164,8 @@ def _check_job(size: Size, one: Contender, site: _Site) -> Job:
     return Job(graph.replay, copies, True, close)
 
 
-def _case_of(size: Size, site: _Site) -> tuple[CallCheck, int]:
-    """The kit's check at this size, and the bytes of weights that a call reads (0 = it has none worth naming)."""
+def _check_of(size: Size, site: _Site) -> tuple[CallCheck, int]:
+    """The kit's check at this size, and how many bytes of weights a call reads (0 = negligible)."""
     entry, model, dtype = size.entry, site.model, site.query.dtype
     itemsize = dtype_named(dtype).itemsize
     if entry.role == "linear":
@@ -173,14 +173,14 @@ def _case_of(size: Size, site: _Site) -> tuple[CallCheck, int]:
         n, k = entry.shape
         return LinearCheck(name=entry.label, dtype=dtype, m=size.rows, n=n, k=k), n * k * itemsize
     if entry.role == "kv":
-        return _kv_case(size, site), 0
+        return _kv_check(size, site), 0
     if entry.role == "moe":
         assert model.moe is not None
         moe = model.moe
         width = moe.intermediate_size // site.query.tp_size
         # the kit's check has two layers, and a second copy of each for the backend to repack
-        _check_room(4 * 3 * moe.num_experts * width * model.hidden_size * itemsize, site.fixture)
-        case = MoECheck(
+        _require_memory(4 * 3 * moe.num_experts * width * model.hidden_size * itemsize, site.fixture)
+        check = MoECheck(
             name=entry.label,
             dtype=dtype,
             tokens=size.rows,
@@ -189,17 +189,17 @@ def _case_of(size: Size, site: _Site) -> tuple[CallCheck, int]:
             hidden=model.hidden_size,
             width=width,
         )
-        return case, 0
-    return _op_case(size, site), 0
+        return check, 0
+    return _op_check(size, site), 0
 
 
-def _check_room(nbytes: int, fixture: DeviceFixture) -> None:
+def _require_memory(nbytes: int, fixture: DeviceFixture) -> None:
     free = fixture.platform.free_bytes()
     if nbytes > _SHARE_OF_FREE_MEMORY * free:
         raise MemoryError(f"its experts need {nbytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
 
 
-def _kv_case(size: Size, site: _Site) -> KVCheck:
+def _kv_check(size: Size, site: _Site) -> KVCheck:
     query = site.query
     return KVCheck(
         name="kv",
@@ -212,7 +212,7 @@ def _kv_case(size: Size, site: _Site) -> KVCheck:
     )
 
 
-def _op_case(size: Size, site: _Site) -> OpsCheck:
+def _op_check(size: Size, site: _Site) -> OpsCheck:
     model, moe, op = site.model, site.model.moe, size.entry.op or ""
     inner = moe.intermediate_size if moe is not None else model.intermediate_size
     widths = {

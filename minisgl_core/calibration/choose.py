@@ -16,16 +16,16 @@ from .store import Loaded, Point, load
 __all__ = ["NOISE", "Rule", "apply", "costs_by_batch", "costs_by_entry", "rules_of"]
 
 NOISE: Final = 0.03
-"""A gain below this share is none even on a quiet machine: the backend that is best on the whole keeps the bucket."""
+"""A smaller gain is ignored even without noise: the backend that is best overall keeps the bucket."""
 _BY_BATCH: Final = ("attention.decode", "attention.prefill")
 """Plan entries, in addition to those of weights, that may use another backend by the number of rows."""
 
 Costs = Mapping[str, float]
-"""By backend: time over that of the fastest, 1 = the fastest."""
+"""By backend: its time divided by that of the fastest one"""
 
 
 def apply(query: PlanQuery, model: ModelConfig, registry: Registry) -> tuple[PlanQuery, Loaded]:
-    """The query with what was measured for it, and what that is."""
+    """The query with the costs that were measured for it, and the measurements."""
     loaded = load(query, model, registry)
     if loaded.calibration is None:
         return query, loaded
@@ -74,7 +74,7 @@ def _borders(rows: Sequence[int]) -> list[int]:
 
 
 def _steadied(costs: Costs, overall: Costs, noise: float) -> dict[str, float]:
-    """Prefer the backend that is best on the whole where another's gain is noise."""
+    """Prefer the backend that is best overall where the gain of another one is noise."""
     usual = min(overall, key=lambda name: (overall[name], name), default=None)
     if usual is None or costs.get(usual, math.inf) > 1 + noise:
         return dict(costs)
@@ -82,7 +82,7 @@ def _steadied(costs: Costs, overall: Costs, noise: float) -> dict[str, float]:
 
 
 def _relative(points: Sequence[Point]) -> dict[str, float]:
-    """Of points at one number of rows: mean over lengths of time over the fastest's. Who lacks a length has no cost."""
+    """Costs at one number of rows: the mean over lengths. A backend without a point at some length has no cost."""
     ratios: dict[str, list[float]] = {}
     lengths = {point.length for point in points}
     for length in lengths:
@@ -94,7 +94,7 @@ def _relative(points: Sequence[Point]) -> dict[str, float]:
 
 
 def _mean(tables: Sequence[Costs]) -> dict[str, float]:
-    """Each backend's mean over tables; who is missing in one is missing in the mean."""
+    """Each backend's mean cost over tables, without the backends that some table lacks."""
     names = [name for name in (tables[0] if tables else {}) if all(name in table for table in tables)]
     return {name: sum(table[name] for table in tables) / len(tables) for name in names}
 
@@ -113,7 +113,7 @@ def _grouped(points: Iterable[Point], key: Callable[[Point], Any]) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a plan does in one measured entry: its backends by number of rows."""
+    """The backends that a plan uses in one measured entry, by number of rows."""
 
     entry: str
     backends: tuple[tuple[int | None, str], ...]
@@ -130,7 +130,7 @@ class Rule:
 
 
 def rules_of(plan: Plan, points: Iterable[Point]) -> list[Rule]:
-    """The plan's own choices in every entry that was measured and that it decides by itself."""
+    """The plan's choices in every measured entry that has a choice of its own."""
     found = []
     for entry in sorted({point.entry for point in points}):
         buckets = [bucket for bucket in plan.buckets if bucket.entry.label == entry]

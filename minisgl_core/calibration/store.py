@@ -38,24 +38,24 @@ FORMAT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: a backend in one entry of the plan, at one size."""
+    """One measurement: a backend in one plan entry, at one size."""
 
     entry: str
     """Such as ``attention.decode``, ``linear.4096x1024``, ``ops.sample``, ``kv``"""
     rows: int
-    """Of the batch; for a matrix product, operations, experts and KV stores: tokens"""
+    """Rows of the batch; tokens for matrix products, operations, experts and KV stores"""
     length: int
-    """Tokens with KV of each row; 0 where it does not matter"""
+    """Tokens with KV in each row; 0 where the length does not matter"""
     backend: str
     """Such as ``fa/fa3@minisgl-fa``"""
     version: str
     microseconds: float
-    """Of one layer's call; attention's share of the step's metadata included"""
+    """Time of one layer's call; attention includes its share of the step's metadata"""
     captured: bool = False
     """Was it replayed from a graph?"""
     page_size: int | None = None
     source: str = ""
-    """Of an editable installation: what identifies its files; empty otherwise"""
+    """For an editable installation, a digest of its files; empty otherwise"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class Calibration:
     scope: Mapping[str, Any]
     """Device and shapes: each scope has a calibration of its own"""
     versions: Mapping[str, str]
-    """Of the core, torch and the driver: with others, these measurements are stale"""
+    """Versions of the core, torch and the driver. If one has changed, the measurements are stale."""
     points: tuple[Point, ...]
     notes: tuple[str, ...] = ()
     """What could not be measured, and why"""
     noise: float = 0.0
-    """How far apart equal measurements were, spread over the whole time: largest over smallest, minus 1"""
+    """Spread of equal measurements over the whole run: the largest divided by the smallest, minus 1"""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -92,7 +92,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What of a calibration still holds, and a line for everything that does not."""
+    """The measurements that still hold, and a line for each reason why others do not."""
 
     calibration: Calibration | None
     ignored: tuple[str, ...] = ()
@@ -121,13 +121,13 @@ def scope_of(query: PlanQuery, model: ModelConfig) -> dict[str, Any]:
 
 
 def _usual_window(query: PlanQuery, model: ModelConfig) -> int | None:
-    """What most layers have; None = full attention."""
+    """The most common window of the layers; None = full attention."""
     windows = [None if window is None or window >= query.seq_limit else window for window in model.windows]
     return max(dict.fromkeys(windows), key=windows.count, default=None)
 
 
 def _host_name() -> str:
-    """What makes one CPU slower than another: its model, and the threads that we may use."""
+    """What decides a CPU's speed: its model and the threads that this process may use."""
     model = ""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -170,7 +170,7 @@ def save(calibration: Calibration) -> Path:
 
 
 def load(query: PlanQuery, model: ModelConfig, registry: Registry) -> Loaded:
-    """What was measured for this query and still holds: no version that it depends on has changed."""
+    """The measurements for this query that still hold, because no version that they depend on has changed."""
     path = file_of(scope_of(query, model))
     try:
         data = json.loads(path.read_text())
@@ -209,7 +209,7 @@ def _without_changed_backends(found: Calibration, registry: Registry) -> Loaded:
 
 
 def sources_of(registry: Registry) -> dict[str, str]:
-    """By distribution that is installed editable: a digest of the files of its package, which change without a new
+    """By distribution with an editable installation: a digest of its package's files, which can change without a new
     version.
     """
     return {
@@ -228,14 +228,14 @@ def _digest_of(folder: Path) -> str:
 
 
 def is_timed(spec: BackendSpec) -> bool:
-    """Is this backend one to time? A stand-in of role linear multiplies as torch does: noise would choose between it
+    """Is this backend timed? A stand-in of role linear multiplies as torch does: noise would choose between it
     and ``plain``, which fuses nothing.
     """
     return not (spec.role == "linear" and spec.stand_in)
 
 
 def unmeasured(calibration: Calibration, candidates: Sequence[tuple[str, str]]) -> list[str]:
-    """Of these (entry, backend), those of which there is no measurement although there is one of another backend."""
+    """Those of the (entry, backend) pairs that were not measured although another backend of the entry was."""
     measured = {(point.entry, point.backend) for point in calibration.points}
     entries = {entry for entry, _ in measured}
     return [

@@ -40,7 +40,7 @@ class RecordedLayer(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(getattr(self, name).nbytes for name in self.TENSORS)
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Capsule(ABC):
     q_lens: tuple[int, ...]
     """(B,) new tokens of each row"""
     uids: tuple[int, ...]
-    """Of the requests, one for each real row; rows beyond them are padding"""
+    """Request ids, one for each real row; the rows after them are padding"""
     layers: tuple[RecordedLayer, ...]
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Where it comes from: backend, versions, device, plan, and why it was written."""
@@ -124,17 +124,17 @@ class Capsule(ABC):
 
     @property
     def real_tokens(self) -> int:
-        """Tokens of the rows that are no padding; they come first."""
+        """Number of tokens in real rows; they come before padding."""
         return sum(self.q_lens[: len(self.uids)])
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     @abstractmethod
     def content(self) -> str:
-        """What it holds besides layers, in a few words."""
+        """A short description of the contents, without the layers."""
 
     def summary(self) -> str:
         """Such as ``step 12, prefill, 2 rows of 5, 17 tokens (22 new), 4 layers, 1.2 MB``."""
@@ -142,7 +142,7 @@ class Capsule(ABC):
         plural = "s" * (layers != 1)
         return f"step {self.step}, {self.phase}, {self.content()}, {layers} layer{plural}, {self.nbytes / 1e6:.3g} MB"
 
-    # Others like it.
+    # Variants.
 
     def with_origin(self: C, **facts: Any) -> C:
         """The capsule with more facts in its origin."""
@@ -155,14 +155,14 @@ class Capsule(ABC):
     # The file.
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By their names in the file."""
+        """All tensors by their names in the file."""
         found = {name: getattr(self, name) for name in self.TENSORS}
         for place, layer in enumerate(self.layers):
             found |= {f"{name}.{place}": getattr(layer, name) for name in layer.TENSORS}
         return found
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all. Raises :class:`UsageError` if the folder cannot be written."""
+        """Write the file completely or not at all. Raises :class:`UsageError` if the folder cannot be written."""
         header = {
             "role": self.ROLE,
             **{name: getattr(self, name) for name in self.FACTS},
@@ -174,7 +174,7 @@ class Capsule(ABC):
 
     @classmethod
     def of(cls, header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
-        """From the parts of a file. Raises ``KeyError`` or ``TypeError`` if something is missing."""
+        """Make a capsule from the parts of a file. Raises ``KeyError`` or ``TypeError`` if something is missing."""
         facts = {name: header[name] for name in cls.FACTS}
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()

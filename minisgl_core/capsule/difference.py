@@ -1,4 +1,4 @@
-"""How far two results are apart, as the conformance kit measures it, and where."""
+"""The largest difference of two results, as the conformance kit measures it, and where it is."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Difference(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an element of a step's result is, in the words of its role."""
+    """Where an element of a step's result is."""
 
     row: int
-    """Of the batch"""
+    """Row of the batch"""
     token: int
     """Place among the row's new tokens"""
     part: str
-    """Of the token's result, such as ``head 3``"""
+    """Part of the token's result, such as ``head 3``"""
     head: int | None = None
-    """Attention's"""
+    """Query head; role attention only"""
     experts: tuple[int, ...] = ()
-    """That the token was sent to, in the model's numbering; role moe's"""
+    """The experts of the token, in the model's numbering; role moe only"""
 
     def __str__(self) -> str:
         return f"row {self.row}, new token {self.token}, {self.part}"

@@ -22,7 +22,7 @@ _KEY: Final = "minisgl.capsule"
 
 
 def write_file(path: Path, header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write it, whole or not at all. Raises :class:`UsageError` if the folder cannot be written."""
+    """Write the file completely or not at all. Raises :class:`UsageError` if the folder cannot be written."""
     plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
     text = json.dumps({"format": FORMAT, **header})
     try:
@@ -37,13 +37,15 @@ def write_file(path: Path, header: Mapping[str, Any], tensors: Mapping[str, torc
             f"capsule {str(path)!r} cannot be written: {error}",
             field="record",
             value=str(path),
-            remedy="name a folder that can be written, with room in it",
+            remedy="name a folder that can be written and has free space",
         ) from error
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """(header, tensors). Raises :class:`UsageError` for a path without a file, :class:`CheckpointError` for a file that
-    is no capsule.
+    """Return (header, tensors).
+
+    Raises :class:`UsageError` for a path without a file, :class:`CheckpointError` for a file that
+    is not a capsule.
     """
     if not path.is_file():
         raise UsageError(
@@ -55,14 +57,14 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get(_KEY, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
     except (OSError, SafetensorError, ValueError) as error:
         raise unreadable(path, f"cannot be read: {error}") from error
     if not isinstance(header, dict):
-        raise unreadable(path, "is a safetensors file, but no capsule")
+        raise unreadable(path, "is a safetensors file, but not a capsule")
     return header, tensors
 
 
 def unreadable(path: Path, what: str) -> CheckpointError:
-    """The error of a file that is not what it should be."""
+    """The error for a file that is not a readable capsule."""
     return CheckpointError(f"capsule {str(path)!r} {what}", field="FILE", value=str(path), remedy="record it again")

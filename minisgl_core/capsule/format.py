@@ -1,4 +1,4 @@
-"""Reading capsules, whatever their role. The oldest files are of format 1, and so are the newest."""
+"""Reads capsules of all roles. There is one file format so far, number 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["load_capsule"]
 
 def load_capsule(path: str | Path) -> Capsule:
     """Read a capsule. Raises :class:`UsageError` for a path without a file, :class:`CheckpointError` for a file that is
-    no capsule, or one of another format or role.
+    not a capsule, or one of another format or role.
     """
     path = Path(path)
     header, tensors = read_file(path)

@@ -1,4 +1,4 @@
-"""Writing capsules: of chosen steps, or of the one layer at which something was found."""
+"""Records chosen steps as capsules."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class CapsuleMaker(Protocol):
     """Makes capsules of one role from observed steps."""
 
     def least_bytes(self, step: Any) -> int:
-        """How large a step's capsule will be, or more."""
+        """The least size of a step's capsule."""
         ...
 
     def layer(self, call: Any, out: torch.Tensor | None) -> RecordedLayer:
-        """A call and what came of it (None = it raised), on the host."""
+        """A call and its result (None = it raised), copied to the host."""
         ...
 
     def capsule(self, step: Any, layers: Sequence[Any], origin: Mapping[str, Any]) -> Capsule:
@@ -91,7 +91,7 @@ class Recorder:
         return False
 
     def end(self, step: ObservedStep, completed: bool) -> None:
-        """Write it, unless something else than the observed backend raised."""
+        """Write the capsule, unless something other than the observed backend raised."""
         layers, self._layers = self._layers, []
         if not layers or not (completed or self._raised):
             return

@@ -1,4 +1,4 @@
-"""Running a capsule on a backend: without the model, against what was recorded and against the float64 reference."""
+"""Runs a capsule on a backend without the model, and compares with the recorded result and the float64 reference."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class LayerResult:
 
     layer: int
     error: float
-    """Of the backend, against the float64 reference"""
+    """Error of the backend against the float64 reference"""
     against_recorded: float
-    """Of the backend, against what was recorded; infinity where the recorded backend raised"""
+    """Error of the backend against the recorded result; infinity where the recorded backend raised"""
     recorded_error: float
-    """Of what was recorded, against the float64 reference"""
+    """Error of the recorded result against the float64 reference"""
     worst: str
-    """Where the first of these is, and the two values"""
+    """Where the largest ``error`` is, and the two values"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay found. The float64 reference decides: what was recorded may itself be wrong."""
+    """The result of a replay. The float64 reference decides: what was recorded may itself be wrong."""
 
     capsule: str
     role: str
@@ -62,9 +62,9 @@ class ReplayReport:
     tolerance: float
     layers: tuple[LayerResult, ...]
     raised: str = ""
-    """What the backend raised instead of a result"""
+    """The exception that the backend raised instead of a result"""
     metadata_us: float | None = None
-    """Median time of the step's metadata, for roles that have any"""
+    """Median time of the step's metadata, for roles that have metadata"""
     layer_us: float | None = None
     """Median time of one layer"""
 

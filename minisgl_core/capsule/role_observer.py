@@ -32,13 +32,13 @@ class ObservedStep:
 
     @property
     def q_lens(self) -> tuple[int, ...]:
-        """(B,) padded rows included"""
+        """(B,) new tokens of each row, padded rows included"""
         assert self.batch.view is not None and self.batch.view.q_lens_host is not None
         return self.batch.view.q_lens_host
 
     @property
     def real_tokens(self) -> int:
-        """The tokens of the rows that are no padding."""
+        """Number of tokens in real rows."""
         return sum(self.q_lens[: self.batch.size])
 
 
@@ -50,11 +50,11 @@ class LayerCall:
     """The label of the backend that serves"""
     layer_id: int
     real_tokens: int
-    """How many of its tokens are no padding; they come first"""
+    """How many of its tokens are not padding; they come first"""
 
 
 class StepListener(Protocol):
-    """Receives the observed steps and calls of one role. No method may raise: serving goes on whatever it finds."""
+    """Receives the observed steps and calls of one role. No method may raise: serving must go on."""
 
     def wants(self, number: int) -> bool:
         """Is this step of interest?"""

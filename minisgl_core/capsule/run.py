@@ -1,4 +1,4 @@
-"""A capsule on a backend: what replaying needs of each role."""
+"""The protocol by which :mod:`.replay` runs a capsule of any role on a backend."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Run", "Times"]
 
 
 class Times(NamedTuple):
-    """Seconds."""
+    """Times of a run, in seconds."""
 
     layer: float
-    """Of one layer"""
+    """Time of one layer"""
     metadata: float | None = None
-    """Of the step's metadata, for roles that have any"""
+    """Time of the step's metadata, for roles that have metadata"""
 
 
 class Run(Protocol):

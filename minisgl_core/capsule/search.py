@@ -1,4 +1,4 @@
-"""Looking for the smallest that still fails: delta debugging.
+"""Delta debugging: the search for the smallest input that still fails.
 
 Source: A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE Transactions on Software
 Engineering 28(2), 2002, section 3.
@@ -13,29 +13,29 @@ __all__ = ["Fails", "fewer", "subset"]
 
 T = TypeVar("T")
 Fails = Callable[[T], bool]
-"""Does this smaller one fail as the first one did?"""
+"""Does this smaller item fail as the first one did?"""
 
 
 def subset(item: T, count: int, keep: Callable[[T, Sequence[int]], T], fails: Fails[T]) -> T:
     """Keep as few of ``count`` parts as still fail (the algorithm ddmin of the source)."""
-    kept, pieces = list(range(count)), 2
+    kept, num_chunks = list(range(count)), 2
     while len(kept) > 1:
-        size = -(-len(kept) // pieces)
+        size = -(-len(kept) // num_chunks)
         chunks = [kept[at : at + size] for at in range(0, len(kept), size)]
         rests = [[part for part in kept if part not in chunk] for chunk in chunks] if len(chunks) > 2 else []
         smaller = next((some for some in (*chunks, *rests) if fails(keep(item, some))), None)
         if smaller is not None:
-            pieces = 2 if smaller in chunks else max(pieces - 1, 2)
+            num_chunks = 2 if smaller in chunks else max(num_chunks - 1, 2)
             kept = smaller
-        elif pieces >= len(kept):
+        elif num_chunks >= len(kept):
             break
         else:
-            pieces = min(2 * pieces, len(kept))
+            num_chunks = min(2 * num_chunks, len(kept))
     return keep(item, kept) if len(kept) < count else item
 
 
 def fewer(item: T, removable: Callable[[T], int], remove: Callable[[T, int], T], fails: Fails[T]) -> T:
-    """Remove as many as still fails: all, else half, a quarter, ... and again from what is left."""
+    """Remove as much as possible while the rest still fails: all, else half, a quarter, and so on, repeatedly."""
     step = removable(item)
     while step > 0:
         count = min(step, removable(item))

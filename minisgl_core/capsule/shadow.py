@@ -32,23 +32,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first result that was too far from the serving backend's."""
+    """The first result that differed too much from the serving backend's."""
 
     step: int
     phase: Phase
     layer: int
     uid: int
-    """Of the request"""
+    """Id of the request"""
     row: int
-    """Of the batch"""
+    """Row of the batch"""
     token: int
     """Place among the row's new tokens"""
     part: str
-    """Of the token's result, such as ``head 3``"""
+    """Part of the token's result, such as ``head 3``"""
     head: int | None
-    """Attention's"""
+    """Query head; role attention only"""
     experts: tuple[int, ...]
-    """That the token was sent to, in the model's numbering; role moe's"""
+    """The experts of the token, in the model's numbering; role moe only"""
     error: float
     """``(|candidate - serving| - slack) / (scale + |serving|)``, infinity for a NaN. The scale is as in a replay, the
     slack is what the stated tolerances of the two explain.
@@ -57,9 +57,9 @@ class Divergence:
     candidate_error: float
     """Worst error of this layer against the float64 reference"""
     serving_error: float
-    """The same of the backend that serves: the larger of the two is the one to look at"""
+    """Worst error of the serving backend's layer; the larger of the two errors shows which backend is wrong"""
     capsule: str
-    """The file, empty if it could not be written"""
+    """Path of the capsule; empty if it could not be written"""
 
     def __str__(self) -> str:
         found = (
@@ -73,7 +73,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class ShadowReport:
-    """What a shadow has seen so far."""
+    """The results of a shadow so far."""
 
     backend: str
     every: int
@@ -82,7 +82,7 @@ class ShadowReport:
     layers: int
     """Layers compared"""
     worst_error: float
-    """Of the results that were near enough"""
+    """Worst error of the results within the tolerance"""
     divergence: Divergence | None
     disabled: str
     """Why the candidate no longer runs; empty while it does"""
@@ -105,7 +105,7 @@ class Candidate(Protocol):
 
     @property
     def tolerance(self) -> float:
-        """What it states that it may lose, as in ``Caps``."""
+        """The error that it states, as in ``Caps``."""
         ...
 
     def bind(self, pool: KVPool) -> None:
@@ -125,19 +125,19 @@ class Candidate(Protocol):
         ...
 
     def restore(self, step: Any, call: Any) -> str:
-        """What it changed that is not its own, put back; empty if nothing."""
+        """Put back what it changed and does not own, and describe it; empty if there was nothing."""
         ...
 
     def close(self) -> None:
-        """Free it."""
+        """Free the backend."""
         ...
 
 
 class Shadow:
     """A :class:`~minisgl_core.capsule.role_observer.StepListener` that runs and judges a candidate.
 
-    ``folder``: where the capsule of a divergence goes. ``serving_tolerance``: what the backends that serve state that
-    they may lose; it is added to the candidate's.
+    ``folder``: where the capsule of a divergence goes. ``serving_tolerance``: the error that the
+    serving backends state; it is added to the candidate's.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Shadow:
 
     @property
     def report(self) -> ShadowReport:
-        """What was seen so far."""
+        """The results so far."""
         label = self._candidate.label
         return ShadowReport(
             label, self._every, self._steps, self._layers, self._worst, self._divergence, self._disabled
@@ -226,7 +226,7 @@ class Shadow:
             self._judge(step, call, out, got)
 
     def end(self, step: ObservedStep, completed: bool) -> None:
-        """Each layer was judged when it came."""
+        """Nothing is left to do: each layer was judged when it ran."""
 
     def _judge(self, step: ObservedStep, call: LayerCall, out: torch.Tensor, got: torch.Tensor) -> None:
         real = call.real_tokens

@@ -1,4 +1,4 @@
-"""What can be recorded: roles, and steps as text: ``first:8``, ``every:100``, or numbers such as ``0,5,7``."""
+"""Which roles and steps can be recorded. Steps are text: ``first:8``, ``every:100``, or numbers such as ``0,5,7``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORDED_ROLES: Final[tuple[Role, ...]] = ("attention", "moe")
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """Steps count from 0, over both phases, eager ones only."""
+    """A choice of steps. Eager steps count from 0, over both phases."""
 
     first: int = 0
     """This many from the start"""
@@ -26,7 +26,7 @@ class StepChoice:
 
     @classmethod
     def parse(cls, text: str) -> StepChoice:
-        """Raises :class:`ConfigError` for any other text."""
+        """Parse the text of a setting. Raises :class:`ConfigError` for any other text."""
         kind, colon, number = text.replace(" ", "").partition(":")
         if colon and kind in ("first", "every") and number.isdecimal() and int(number) > 0:
             return cls(first=int(number)) if kind == "first" else cls(every=int(number))

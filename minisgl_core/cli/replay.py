@@ -1,4 +1,4 @@
-"""``minisgl replay``: a recorded step on any backend, and the smallest part of it that still fails."""
+"""``minisgl replay``: runs a recorded step on any backend, and shrinks it to the smallest part that still fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["command"]
 @click.option("--device", metavar="DEVICE", type=click.Choice(DEVICE_CHOICES), default="auto")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=0), default=20, help="Timings to take; 0 = none. [20]")
 @click.option(
-    "--shrink", "shrunk", metavar="OUT", type=click.Path(path_type=Path), help="Write the smallest that fails."
+    "--shrink", "shrunk", metavar="OUT", type=click.Path(path_type=Path), help="Write the smallest part that fails."
 )
 @json_option
 def command(file: Path, backend: str, device: str, repeats: int, shrunk: Path | None, as_json: bool) -> int:

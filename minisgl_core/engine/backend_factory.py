@@ -231,7 +231,7 @@ class BackendFactory:
 
 @contextmanager
 def _all_or_none(built: Mapping[Any, Any]) -> Iterator[None]:
-    """What was built before the next one failed is closed."""
+    """Close what was built if a later backend fails."""
     try:
         yield
     except BaseException:

@@ -60,7 +60,7 @@ def ranks_on_device(ctx: Context) -> int:
 
 
 def check_weights(ctx: Context) -> None:
-    """Raise :class:`EngineError` for a model of the core's that is larger than the memory it would go to."""
+    """Raise :class:`EngineError` for a model of the core that is larger than the device's memory."""
     measured = isinstance(ctx.platform, MemoryGauge)
     present = ctx.platform.free_bytes() if measured else ctx.platform.total_bytes()
     ranks, count = ranks_on_device(ctx), num_parameters(ctx.config, ctx.tp.size)
@@ -163,7 +163,7 @@ def shortage_in_words(ctx: Context) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # torch has a type of its own for GPUs only; MemoryError has no text.
+        # torch raises its own type only for GPUs; MemoryError has no text.
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         text = (str(error).splitlines() or ["out of memory"])[0]

@@ -28,7 +28,7 @@ def check_integer(name: str, value: object, low: int, high: int | None = None) -
 
 
 def check_number(name: str, value: object, high: float, remedy: str) -> None:
-    """Above 0, at most ``high``."""
+    """Check a number above 0 and at most ``high``."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= high:
         raise _wrong(name, value, remedy)
 
@@ -49,7 +49,7 @@ def check_kind(name: str, value: object, kind: type | tuple[type, ...], remedy: 
 
 
 def check_names(name: str, value: object) -> None:
-    """A list, not one name: a text would be taken letter by letter."""
+    """Check a list of names. A single text would be read letter by letter."""
     if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in value):
         raise _wrong(name, value, "give a list of names")
 

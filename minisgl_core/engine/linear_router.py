@@ -31,10 +31,10 @@ class LinearRoute:
 
 
 class _PreparedLinear(NamedTuple):
-    """One weight, as each backend of its routes wants it."""
+    """One weight, prepared for each backend of its routes."""
 
     limits: tuple[int, ...]
-    """Of every route but the last"""
+    """Limits of all routes but the last"""
     forwards: tuple[Callable[..., torch.Tensor], ...]
     weights: tuple[Any, ...]
     weight_of: Callable[[Any], torch.Tensor | None]
@@ -85,12 +85,12 @@ class LinearRouter:
     def forward_fused(
         self, x: torch.Tensor, weights: _PreparedLinear, bias: torch.Tensor | None, norm: AddNorm | None, act: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """By that backend: x (M, K) -> (y (M, N) or (M, N/2), total (M, K) or None)."""
+        """Run that backend: x (M, K) -> (y (M, N) or (M, N/2), total (M, K) or None)."""
         backend = cast("FusingLinear", weights.fewest.backend)
         return backend.forward_fused(x, weights.weights[0], bias, norm, act)
 
     def close(self) -> None:
-        """Free all of them."""
+        """Free all backends."""
         routes = [route for some in (self._default, *self._by_shape.values()) for route in some]
         for backend in {id(route.backend): route.backend for route in routes}.values():
             backend.close()

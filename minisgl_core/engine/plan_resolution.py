@@ -1,4 +1,4 @@
-"""From a config to a plan: which backends this engine runs on."""
+"""Resolves the plan of an engine: which backend serves each role."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def plan_query(config: EngineConfig, model: ModelConfig, device: DeviceFacts) -> PlanQuery:
-    """The question that resolving answers."""
+    """The query of plan resolution for this engine."""
     name = choose_dtype(config, model, device)
     return PlanQuery(
         model=model,

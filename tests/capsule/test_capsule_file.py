@@ -1,4 +1,4 @@
-"""The file: what goes in comes out, and what is no capsule is said to be none."""
+"""The file: a capsule comes back as it was, and other files are refused."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, text: bytes, message:
 def test_other_safetensors_and_other_formats_are_no_capsules(make_capsule: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.zeros(1)}, path)
-    with pytest.raises(CheckpointError, match="is a safetensors file, but no capsule"):
+    with pytest.raises(CheckpointError, match="is a safetensors file, but not a capsule"):
         load_capsule(path)
     save_file({"a": torch.zeros(1)}, path, metadata={"minisgl.capsule": json.dumps({"role": "moe", "format": 9})})
     with pytest.raises(CheckpointError, match=r"holds 'moe', format 9; this version reads attention and moe, format 1"):

@@ -1,3 +1,3 @@
-"""What capsules, replay, shrinking and shadows know of attention alone."""
+"""Attention's part of capsules, replay, shrinking and shadows."""
 
 __all__: list[str] = []

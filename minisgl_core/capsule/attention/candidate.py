@@ -48,7 +48,7 @@ class AttentionCandidate:
             item.backend.bind_kv(repaged(pool, item.page_size))
 
     def prepare_weights(self, layer_id: int, w13: torch.Tensor, w2: torch.Tensor) -> None:
-        """Attention has none."""
+        """Attention has no weights."""
 
     def _distinct(self) -> list[PhaseBackend]:
         return list({id(item.backend): item for item in self._backends.values()}.values())

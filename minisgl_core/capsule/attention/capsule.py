@@ -1,4 +1,4 @@
-"""What a capsule of attention holds.
+"""The contents of a capsule of attention.
 
 Shapes: T tokens of the step, B rows, P the most pages of a row, N pages of the capsule (the dummy page is one more, at
 index N), S page_size, H query heads, K kv heads, D head_dim. Heads are one rank's.
@@ -23,7 +23,7 @@ __all__ = ["AttentionCapsule", "AttentionGeometry", "AttentionLayer"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionGeometry(Geometry):
-    """What ``AttentionSetup`` said. ``page_size`` is the pool's."""
+    """The facts of ``AttentionSetup``. ``page_size`` is the pool's."""
 
     kv_dtype: str
     kv_layout: str
@@ -108,7 +108,7 @@ class AttentionCapsule(Capsule):
         return torch.cat([self.expected_row(layer, row) for row in range(len(self.uids))])
 
     def slack(self, place: int, tolerance: float) -> torch.Tensor:
-        """The tolerance of one product, that of the attention weights with the values."""
+        """The tolerance applies to one product, attention weights times values."""
         layer = self.layers[place]
         sizes = replace(layer, v_pages=layer.v_pages.abs())
         return tolerance * torch.cat([self.expected_row(sizes, row) for row in range(len(self.uids))])

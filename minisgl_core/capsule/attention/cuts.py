@@ -16,7 +16,7 @@ __all__ = ["compact", "with_kv_heads", "with_rows", "without_pages", "without_qu
 
 
 def with_rows(capsule: AttentionCapsule, rows: Sequence[int]) -> AttentionCapsule:
-    """Only these of its real rows, and no padding."""
+    """Keep only these of the real rows, and no padding."""
     tokens = torch.cat([torch.arange(*_span(capsule, row)) for row in rows])
     kv_lens = tuple(capsule.kv_lens[row] for row in rows)
     smaller = replace(
@@ -33,7 +33,7 @@ def with_rows(capsule: AttentionCapsule, rows: Sequence[int]) -> AttentionCapsul
 
 
 def with_kv_heads(capsule: AttentionCapsule, heads: Sequence[int]) -> AttentionCapsule:
-    """Only these kv heads, each with the query heads that read it."""
+    """Keep only these kv heads, each with the query heads that read it."""
     g = capsule.geometry
     ratio = g.q_heads // g.kv_heads
     queries = [head * ratio + place for head in heads for place in range(ratio)]
@@ -53,15 +53,15 @@ def with_kv_heads(capsule: AttentionCapsule, heads: Sequence[int]) -> AttentionC
 
 
 def without_queries(capsule: AttentionCapsule, row: int, count: int) -> AttentionCapsule:
-    """A row without its first ``count`` new tokens: they become tokens that were there before."""
+    """Turn the first ``count`` new tokens of a row into cached ones."""
     start, _ = _span(capsule, row)
     return _drop_tokens(capsule, row, range(start, start + count), capsule.kv_lens[row])
 
 
 def without_tail(capsule: AttentionCapsule, row: int, count: int) -> AttentionCapsule:
-    """A row that ends ``count`` tokens earlier.
+    """End a row ``count`` tokens earlier.
 
-    Prefill loses its last new tokens; in decode the one new token stays, and sees fewer keys.
+    Prefill loses its last new tokens. In decode the one new token stays and sees fewer keys.
     """
     _, end = _span(capsule, row)
     length = capsule.kv_lens[row] - count
@@ -73,7 +73,7 @@ def without_tail(capsule: AttentionCapsule, row: int, count: int) -> AttentionCa
 
 
 def without_pages(capsule: AttentionCapsule, row: int, count: int) -> AttentionCapsule:
-    """A row without its first ``count`` pages."""
+    """Drop the first ``count`` pages of a row."""
     size = capsule.geometry.page_size
     start, end = _span(capsule, row)
     page_ids, positions = capsule.page_ids.clone(), capsule.positions.clone()
@@ -86,7 +86,7 @@ def without_pages(capsule: AttentionCapsule, row: int, count: int) -> AttentionC
 
 
 def compact(capsule: AttentionCapsule) -> AttentionCapsule:
-    """Without pages that no row reads, and renumbered in the order in which rows read them."""
+    """Drop pages that no row reads, and renumber the rest in the order in which rows read them."""
     size = capsule.geometry.page_size
     width = -(-max(capsule.kv_lens) // size)
     ids = capsule.page_ids[:, :width]
@@ -132,7 +132,7 @@ def _drop_tokens(capsule: AttentionCapsule, row: int, dropped: range, kv_len: in
 
 
 def _moved(capsule: AttentionCapsule, token: int) -> AttentionCapsule:
-    """A decode row's one token, at the row's new end: its slot, and its key and value where the pool has them."""
+    """Move a decode row's one token to the row's new end, with the slot, key and value that the pool has there."""
     row, size = token, capsule.geometry.page_size
     last = capsule.kv_lens[row] - 1
     slot = int(capsule.page_ids[row, last // size]) * size + last % size

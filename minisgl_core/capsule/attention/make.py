@@ -1,4 +1,4 @@
-"""Capsules of attention from observed steps."""
+"""Makes capsules of attention from observed steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observing attention: the pages of a step, and each backend's calls. Shapes as in :mod:`.capsule`."""
+"""Observes attention: the pages of a step, and each backend's calls. Shapes as in :mod:`.capsule`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["AttentionCall", "AttentionObserver", "AttentionStep", "ObservedAtten
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep(ObservedStep):
-    """N pages of the pool hold its rows; ``pages`` has them and, last, the dummy page."""
+    """A step whose rows use N pages of the pool; ``pages`` lists them and, last, the dummy page."""
 
     view: BatchView
     """In pages of the pool's size"""
@@ -35,14 +35,14 @@ class AttentionStep(ObservedStep):
         return torch.searchsorted(self.pages, ids.long()).to(torch.int32)
 
     def renumbered_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """The same for slots."""
+        """Slots of this step, renumbered in the same way."""
         size = self.view.page_size
         return self.renumbered(slots // size) * size + slots % size
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall(LayerCall):
-    """Copies, pages included."""
+    """One layer's call: copies of its inputs and pages."""
 
     q: torch.Tensor
     k: torch.Tensor

@@ -1,4 +1,4 @@
-"""What of an attention capsule can be left out: rows, tokens, pages, heads."""
+"""Reduces a capsule of attention: rows, tokens, pages, heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["reduce_attention"]
 
 
 def reduce_attention(capsule: AttentionCapsule, fails: Fails[AttentionCapsule]) -> AttentionCapsule:
-    """Fewer rows, then shorter ones, then fewer heads."""
+    """Remove rows, then shorten the rest, then remove heads."""
     capsule = subset(capsule, len(capsule.uids), with_rows, fails)
     for row in range(len(capsule.uids)):
         capsule = _shorter_row(capsule, row, fails)
@@ -18,7 +18,7 @@ def reduce_attention(capsule: AttentionCapsule, fails: Fails[AttentionCapsule]) 
 
 
 def _shorter_row(capsule: AttentionCapsule, row: int, fails: Fails[AttentionCapsule]) -> AttentionCapsule:
-    """Fewer new tokens, fewer pages in front, an earlier end."""
+    """Reduce a row's new tokens, its first pages and its end."""
     size = capsule.geometry.page_size
 
     def front(item: AttentionCapsule) -> int:

@@ -1,4 +1,4 @@
-"""A capsule of attention on a backend."""
+"""Runs a capsule of attention on a backend."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class AttentionRun:
 
     def results(self) -> Iterator[torch.Tensor]:
         self._metadata()
-        # a backend may write into what it is given: each layer's own inputs are for the timing
+        # a backend may write into its inputs, so the timing uses each layer's own
         for place, given in enumerate(self._inputs):
             yield self._backend.forward(*(x.clone() for x in given), place, self._batch).cpu()
 

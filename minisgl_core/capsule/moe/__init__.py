@@ -1,3 +1,3 @@
-"""What capsules, replay, shrinking and shadows know of routed experts alone."""
+"""The part of routed experts in capsules, replay, shrinking and shadows."""
 
 __all__: list[str] = []

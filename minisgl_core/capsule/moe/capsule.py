@@ -1,4 +1,4 @@
-"""What a capsule of routed experts holds.
+"""The contents of a capsule of routed experts.
 
 Shapes: T tokens of a layer, B rows, k experts per token, E experts of the model, U experts that a layer used in this
 step, I expert width, N hidden width. The width is one rank's. A layer may have
@@ -28,7 +28,7 @@ _ACTIVATION: Final = "silu(gate) * up"
 
 @dataclass(frozen=True, slots=True)
 class MoEGeometry(Geometry):
-    """What ``MoESetup`` said."""
+    """The facts of ``MoESetup``."""
 
     num_experts: int
     """E"""
@@ -38,7 +38,7 @@ class MoEGeometry(Geometry):
     """I"""
     max_tokens: int
     activation: str = _ACTIVATION
-    """Role API 1 has no other"""
+    """Role API 1 has no other activation"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class MoELayer(RecordedLayer):
     """``out`` is (T, N): this rank's part, before ranks are summed and without the shared expert."""
 
     experts: tuple[int, ...]
-    """(U,) the model's numbers of the experts here, ascending; their place in it is the number they have here"""
+    """(U,) the model's numbers of the recorded experts, ascending; the place in this tuple is its number here"""
     tokens: torch.Tensor
     """(T,) int32, ascending: which of the step's tokens these are"""
     x: torch.Tensor
@@ -95,7 +95,7 @@ class MoECapsule(Capsule):
         return f"{tokens}, top {g.top_k} of {g.num_experts} experts, {used} used"
 
     def real_tokens_of(self, place: int) -> int:
-        """Tokens of one layer that are no padding; they come first."""
+        """Number of real tokens of one layer; they come before padding."""
         return int((self.layers[place].tokens < self.real_tokens).sum())
 
     def expected(self, place: int) -> torch.Tensor:
@@ -121,7 +121,7 @@ class MoECapsule(Capsule):
 
     @classmethod
     def usual_size(cls, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """(T, 1) the root mean square of each token's result: the suite's data has one size, a model's has many."""
+        """(T, 1) the root mean square of each token's result: a model's results vary in size, unlike the suite's."""
         finite = result.to(torch.float64).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return finite.square().mean(-1, keepdim=True).sqrt().clamp(min=torch.finfo(dtype).tiny)
 
@@ -130,7 +130,7 @@ class MoECapsule(Capsule):
         return torch.maximum(size, self.layers[place].size[: len(want), None].to(torch.float64))
 
     def before_cuts(self) -> MoECapsule:
-        """Parts of a sum may be far larger than what is left of it: sizes stay those of the whole."""
+        """Fix the sizes of the whole results: parts of a sum may be much larger than the sum."""
         layers = []
         for place, layer in enumerate(self.layers):
             want = self.expected(place)

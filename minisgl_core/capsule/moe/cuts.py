@@ -26,12 +26,12 @@ __all__ = [
 
 
 def used_experts(capsule: MoECapsule) -> list[int]:
-    """By the model's numbers, of all layers, ascending."""
+    """The experts that any layer uses, by the model's numbers, ascending."""
     return sorted({expert for layer in capsule.layers for expert in layer.experts})
 
 
 def with_tokens(capsule: MoECapsule, tokens: Sequence[int]) -> MoECapsule:
-    """Only these of the step's tokens, ascending. Rows without any are gone, and layers with none but padding."""
+    """Keep only these of the step's tokens, ascending. Rows without tokens and layers with only padding are dropped."""
     kept = torch.tensor(tokens, dtype=torch.int32)
     ends = torch.tensor(capsule.q_lens, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     counts = torch.bincount(torch.searchsorted(ends, kept, right=True), minlength=len(capsule.q_lens)).tolist()
@@ -45,7 +45,7 @@ def with_tokens(capsule: MoECapsule, tokens: Sequence[int]) -> MoECapsule:
 
 
 def with_choices(capsule: MoECapsule, choices: Sequence[int]) -> MoECapsule:
-    """Only these of each token's k experts, by place."""
+    """Keep only these of each token's k experts, by place."""
 
     def cut(layer: MoELayer) -> MoELayer:
         ids, weights = layer.topk_ids[:, list(choices)], layer.topk_weights[:, list(choices)]
@@ -55,7 +55,7 @@ def with_choices(capsule: MoECapsule, choices: Sequence[int]) -> MoECapsule:
 
 
 def with_experts(capsule: MoECapsule, kept: Sequence[int]) -> MoECapsule:
-    """Only these experts, by place among those used; where a token chose another one, it has padding."""
+    """Keep only these experts, by place among those used; other choices of a token become padding."""
     used = used_experts(capsule)
     wanted = {used[place] for place in kept}
 
@@ -67,19 +67,19 @@ def with_experts(capsule: MoECapsule, kept: Sequence[int]) -> MoECapsule:
 
 
 def renumbered(capsule: MoECapsule) -> MoECapsule:
-    """A model of just the experts that are used, in their order; of as many as a token chooses, at least."""
+    """Shrink the model to the experts that are used, in their order, but to no fewer than a token chooses."""
     number = {expert: place for place, expert in enumerate(used_experts(capsule))}
     layers = tuple(replace(layer, experts=tuple(number[e] for e in layer.experts)) for layer in capsule.layers)
     return with_num_experts(replace(capsule, layers=layers), max(capsule.geometry.top_k, len(number)))
 
 
 def with_num_experts(capsule: MoECapsule, count: int) -> MoECapsule:
-    """A model of ``count`` experts, more than the largest number in use."""
+    """Shrink the model to ``count`` experts, more than the largest number in use."""
     return replace(capsule, geometry=replace(capsule.geometry, num_experts=count))
 
 
 def with_width(capsule: MoECapsule, width: int) -> MoECapsule:
-    """Only the first ``width`` of each expert's I inner values."""
+    """Keep only the first ``width`` of each expert's I inner values."""
     full = capsule.geometry.intermediate_size
 
     def cut(layer: MoELayer) -> MoELayer:
@@ -90,7 +90,7 @@ def with_width(capsule: MoECapsule, width: int) -> MoECapsule:
 
 
 def with_hidden(capsule: MoECapsule, hidden: int) -> MoECapsule:
-    """Only the first ``hidden`` of the N columns, of inputs and of results."""
+    """Keep only the first ``hidden`` of the N columns of inputs and results."""
 
     def cut(layer: MoELayer) -> MoELayer:
         x, out = layer.x[:, :hidden], layer.out[:, :hidden]
@@ -100,7 +100,7 @@ def with_hidden(capsule: MoECapsule, hidden: int) -> MoECapsule:
 
 
 def _take_tokens(layer: MoELayer, kept: torch.Tensor) -> MoELayer:
-    """Those of the kept tokens of the step that the layer has, numbered anew."""
+    """Keep the tokens of the layer that are among the kept ones of the step, renumbered."""
     here = torch.isin(layer.tokens, kept)
     return replace(
         layer,
@@ -114,7 +114,7 @@ def _take_tokens(layer: MoELayer, kept: torch.Tensor) -> MoELayer:
 
 
 def _used_only(layer: MoELayer) -> MoELayer:
-    """Without experts that no token has."""
+    """Drop experts that no token has."""
     used = layer.topk_ids[layer.topk_ids >= 0].unique().long()
     numbers = torch.full((len(layer.experts) + 1,), -1, dtype=torch.int32)  # -1 finds the last
     numbers[used] = torch.arange(len(used), dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Capsules of experts from observed steps. Shapes as in :mod:`.capsule`."""
+"""Makes capsules of experts from observed steps. Shapes as in :mod:`.capsule`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MoEMaker"]
 
 
 class MoEMaker:
-    """A :class:`~minisgl_core.capsule.record.CapsuleMaker`; ``num_layers`` are those that have experts."""
+    """A :class:`~minisgl_core.capsule.record.CapsuleMaker`; ``num_layers`` counts the layers with experts."""
 
     def __init__(self, setup: MoESetup, num_layers: int) -> None:
         self._num_layers, self._itemsize = num_layers, setup.dtype.itemsize
@@ -33,7 +33,7 @@ class MoEMaker:
         )
 
     def least_bytes(self, step: ObservedStep) -> int:
-        """As if all tokens went to the same experts, and the last layer had one of each row."""
+        """The size if all tokens used the same experts, and the last layer had one token of each row."""
         g, layers = self._geometry, self._num_layers
         tokens = (layers - 1) * sum(step.q_lens) + len(step.q_lens)
         rows = tokens * (2 * g.hidden_size * self._itemsize + 8 * g.top_k + 8)

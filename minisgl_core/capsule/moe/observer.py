@@ -1,4 +1,4 @@
-"""Observing experts: the weights before they are prepared, and the executor's calls. Shapes as in :mod:`.capsule`."""
+"""Observes experts: the weights before they are prepared, and the executor's calls. Shapes as in :mod:`.capsule`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Weights = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class MoECall(LayerCall):
-    """Copies of the inputs, and the layer's weights on the host."""
+    """One layer's call: copies of the inputs, and the layer's weights on the host."""
 
     tokens: torch.Tensor
     """(T,) which of the step's tokens these are"""
@@ -71,8 +71,8 @@ class MoEObserver(RoleObserver):
 
 
 def _tokens_of(step: ObservedStep, count: int) -> tuple[torch.Tensor, int]:
-    """Which of the step's tokens a layer of ``count`` tokens has: all, or those that the last layer keeps; and how many
-    are no padding.
+    """Which of the step's tokens a layer of ``count`` tokens has (all, or those that the last layer keeps), and how
+    many are not padding.
     """
     batch = step.batch
     kept = batch.last_rows if batch.scored is None else batch.scored.kept

@@ -1,4 +1,4 @@
-"""What of a capsule of experts can be left out: tokens, choices, experts, and parts of the matrices."""
+"""Reduces a capsule of experts: tokens, choices, experts, and the sizes of the matrices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["reduce_moe"]
 
 
 def reduce_moe(capsule: MoECapsule, fails: Fails[MoECapsule]) -> MoECapsule:
-    """Fewer tokens, padding included; fewer experts of each token, and of the model; smaller matrices."""
+    """Remove tokens and padding, then experts of each token and of the model, then columns of the matrices."""
 
     def judged(item: MoECapsule) -> bool:
         return bool(item.layers) and fails(item)

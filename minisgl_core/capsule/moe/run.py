@@ -1,4 +1,4 @@
-"""A capsule of experts on a backend."""
+"""Runs a capsule of experts on a backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["MoERun", "moe_requirement"]
 
 
 def moe_requirement(capsule: MoECapsule, device: DeviceFacts) -> Requirement:
-    """What the capsule asks of a backend's caps."""
+    """What the capsule requires of a backend's caps."""
     return Requirement(device=device, dtype=capsule.geometry.dtype)
 
 
@@ -80,4 +80,4 @@ class MoERun:
         return Times(sum(seconds) / len(seconds))
 
     def close(self) -> None:
-        """Each pass has closed its backend."""
+        """Nothing is left to free: each pass closes its own backend."""
