@@ -166,7 +166,7 @@ class BackendFactory:
         """By phase, the plan's backends with the numbers of rows that they serve. Equal choices are built once."""
         built: dict[Any, AttentionBackend] = {}
         routes: dict[Phase, list[Route]] = {phase: [] for phase in PHASES}
-        with _all_or_none(built):
+        with _close_on_failure(built):
             for phase in PHASES:
                 for limit, choice in self.plan.by_batch("attention", phase=phase):
                     page_size = choice.page_size or self.plan.page_size
@@ -192,7 +192,7 @@ class BackendFactory:
                 found.append(LinearRoute(backend, limit or NO_LIMIT, fused))
             return found
 
-        with _all_or_none(built):
+        with _close_on_failure(built):
             default = routes(None)
             by_shape = {shape: routes(shape) for shape in self.plan.shapes("linear")}
         fused = frozenset[str]().union(*(route.fused for some in (default, *by_shape.values()) for route in some))
@@ -217,7 +217,7 @@ class BackendFactory:
         )
         built: dict[Any, Any] = {}
         methods = {}
-        with _all_or_none(built):
+        with _close_on_failure(built):
             for op in OP_NAMES:
                 if op == "route" and m.moe is None:
                     continue  # the plan has no entry for what the model never calls
@@ -230,7 +230,7 @@ class BackendFactory:
 
 
 @contextmanager
-def _all_or_none(built: Mapping[Any, Any]) -> Iterator[None]:
+def _close_on_failure(built: Mapping[Any, Any]) -> Iterator[None]:
     """Close what was built if a later backend fails."""
     try:
         yield

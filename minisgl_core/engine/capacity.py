@@ -24,9 +24,9 @@ __all__ = [
     "check_pool",
     "check_tables",
     "check_weights",
-    "in_words",
+    "explain_shortage",
+    "format_bytes",
     "ranks_on_device",
-    "shortage_in_words",
 ]
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
     remedy: str = "give a smaller number"
 
 
-def in_words(count: float) -> str:
+def format_bytes(count: float) -> str:
     """For people, with about three digits."""
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
@@ -69,8 +69,8 @@ def check_weights(ctx: Context) -> None:
         return
     each = f" on each of {ctx.tp.size} ranks" if ctx.tp.size > 1 else ""
     raise EngineError(
-        f"the weights need {in_words(needed)}{each} in {str(ctx.dtype).removeprefix('torch.')}, the device has "
-        f"{in_words(present)}{' free' if measured else ''}",
+        f"the weights need {format_bytes(needed)}{each} in {str(ctx.dtype).removeprefix('torch.')}, the device has "
+        f"{format_bytes(present)}{' free' if measured else ''}",
         field="model",
         value=needed,
         remedy="choose a smaller model"
@@ -158,7 +158,7 @@ def _check_fits(
 
 
 @contextmanager
-def shortage_in_words(ctx: Context) -> Iterator[None]:
+def explain_shortage(ctx: Context) -> Iterator[None]:
     """Around the allocation and loading of weights: turns an allocator's error into an :class:`EngineError`."""
     try:
         yield
@@ -168,7 +168,8 @@ def shortage_in_words(ctx: Context) -> Iterator[None]:
             raise
         text = (str(error).splitlines() or ["out of memory"])[0]
         raise EngineError(
-            f"the weights do not fit, with {in_words(ctx.platform.free_bytes())} free when one was allocated: {text}",
+            f"the weights do not fit, with {format_bytes(ctx.platform.free_bytes())} free when one was allocated: "
+            f"{text}",
             field="model",
             remedy="free memory, or choose a smaller model",
         ) from error

@@ -21,7 +21,7 @@ from minisgl_core.registry.records import CORE
 from minisgl_core.settings.variables import check_variables
 
 from .backend_factory import BackendFactory, capture_sizes
-from .capacity import check_tables, check_weights, shortage_in_words
+from .capacity import check_tables, check_weights, explain_shortage
 from .device_context import DeviceContext
 from .dispatch import AttentionDispatcher
 from .memory import MemoryUse, Reserve, count_pages
@@ -88,7 +88,7 @@ class Engine:
         self.device: torch.device = self.platform.device
         self.platform.activate()
         backends = BackendFactory(config, self.plan, self.model_config, self.dtype, self.max_seq_len, self.platform)
-        self.comm = self._closed_later(backends.build_comm())
+        self.comm = self._close_at_end(backends.build_comm())
         self.comm.check_equal("plan", self.plan.digest())
         self.observer = self._make_observer(backends)
         observed = replace(backends, observer=self.observer)
@@ -99,20 +99,20 @@ class Engine:
         if model.distribution == CORE:
             check_weights(self.ctx)
         check_tables(config, self.ctx, self.page_size)
-        with shortage_in_words(self.ctx):
+        with explain_shortage(self.ctx):
             self.model = load_class(model)(self.ctx)
             self._load_weights()
 
-        # ---- what passes and graphs will take; attention's workspace: all before the pool ------------------
+        # ---- memory profiling, attention: before the pool takes the rest ------------------------------------
         sizes = capture_sizes(config, self.plan)
         reserve = profile_memory(config, self.ctx, self.plan, backends, self.model, sizes)
         attn = AttentionDispatcher(observed.build_attention())
-        self.attn_backend = self.ctx.attn = self._closed_later(attn)
+        self.attn_backend = self.ctx.attn = self._close_at_end(attn)
 
         # ---- the pool, the device state, sampling ----------------------------------------------------------
         kv_heads = backends.kv_heads
         self.num_pages = count_pages(config, self.ctx, self.page_size, kv_heads, self.dtype, reserve)
-        context = self._closed_later(
+        context = self._close_at_end(
             DeviceContext(config, self.ctx, self.model, self.attn_backend, self.num_pages, self.page_size, kv_heads)
         )
         self.kv_cache, self.state, self.inputs = context.pool, context.state, context.inputs
@@ -133,19 +133,19 @@ class Engine:
         self._turn = 0
         if sizes:
             self.attn_backend.init_capture_graph(self.max_seq_len, sizes)
-        self.graph_runner = self._closed_later(
+        self.graph_runner = self._close_at_end(
             build(self.plan.choice("graph"), backends.graph_setup(self.stepper, sizes))
         )
         self.memory = self._capture(reserve)
         logger.info("engine ready: %s pages of %s tokens, plan %s", self.num_pages, self.page_size, self.plan.digest())
 
-    def _closed_later(self, thing: T) -> T:
-        """``thing``, which shutdown closes before all that was built earlier."""
+    def _close_at_end(self, thing: T) -> T:
+        """Return ``thing``, and close it at shutdown, before everything that was built earlier."""
         self._closing.callback(thing.close)
         return thing
 
     def _capture(self, reserve: Reserve) -> MemoryUse:
-        """Record the graphs, and compare what they took with what was set aside for them."""
+        """Capture the graphs, and compare the memory that they use with the memory reserved for them."""
         measured = isinstance(self.platform, MemoryGauge)
         before = self.platform.free_bytes() if measured else 0
         self.graph_runner.capture()
@@ -161,11 +161,11 @@ class Engine:
         if self.config.observer is None:
             return None
         engine = ObservedEngine(self.config, self.plan, self.model_config, backends)
-        return self._closed_later(self.config.observer(engine))
+        return self._close_at_end(self.config.observer(engine))
 
     def _make_context(self, backends: BackendFactory) -> Context:
-        kv = self._closed_later(backends.build_kv())
-        ops = self._closed_later(backends.build_ops(kv, self.comm))
+        kv = self._close_at_end(backends.build_kv())
+        ops = self._close_at_end(backends.build_ops(kv, self.comm))
         linear, fused = backends.build_linear()
         moe = backends.build_moe()
         return Context(
@@ -177,9 +177,9 @@ class Engine:
             comm=self.comm,
             kv=kv,
             ops=ops,
-            linear=self._closed_later(linear),
+            linear=self._close_at_end(linear),
             fused=fused,
-            moe=None if moe is None else self._closed_later(moe),
+            moe=None if moe is None else self._close_at_end(moe),
             max_seq_len=self.max_seq_len,
             max_tokens=self.config.max_prefill_tokens,
         )
@@ -269,7 +269,7 @@ class Engine:
             closing.callback(self.platform.synchronize)
         if hasattr(self, "ctx"):
             self.ctx.pool = self.ctx.attn = None
-        closing.callback(self._forget)  # first of all, so that the platform, closed last, finds the memory unused
+        closing.callback(self._forget)  # runs first, so that the platform, closed last, finds the memory unused
         closing.close()
 
     def _forget(self) -> None:

@@ -12,7 +12,7 @@ from minisgl_core.errors import EngineError
 from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.plugin_api import MemoryGauge
 
-from .capacity import USUAL_PAGE, check_pool, in_words, ranks_on_device
+from .capacity import USUAL_PAGE, check_pool, format_bytes, ranks_on_device
 
 if TYPE_CHECKING:
     from minisgl_core.core import Context
@@ -69,8 +69,8 @@ class MemoryUse:
         if self.free is not None and self.free < self.reserve.passes:
             logger.warning(
                 "%s of device memory are left, a pass may need %s; lower `memory_ratio` or `max_prefill_tokens`",
-                in_words(self.free),
-                in_words(self.reserve.passes),
+                format_bytes(self.free),
+                format_bytes(self.reserve.passes),
             )
 
 
@@ -97,11 +97,11 @@ def count_pages(
     counts = ctx.comm.all_gather(torch.tensor([[mine]], dtype=torch.int64, device=ctx.device))
     pages = int(counts.min())
     if pages * page_size < 2:
-        raise _no_room(config, free, share, reserve, page_size, page_bytes)
+        raise _no_memory(config, free, share, reserve, page_size, page_bytes)
     return pages
 
 
-def _no_room(
+def _no_memory(
     config: EngineConfig, free: int, share: float, reserve: Reserve, page_size: int, page_bytes: int
 ) -> EngineError:
     taken = {
@@ -109,15 +109,16 @@ def _no_room(
         f"{reserve.num_graphs} graphs": reserve.graphs,
         "page table and buffers": reserve.tables,
     }
-    parts = ", ".join(f"{what} {in_words(count)}" for what, count in taken.items() if count)
+    parts = ", ".join(f"{what} {format_bytes(count)}" for what, count in taken.items() if count)
     lower = ["page_size"] * (page_size > USUAL_PAGE)
     if reserve.total:
         lower += ["max_prefill_tokens", "max_running_req", *["cuda_graph_max_bs"] * bool(reserve.graphs)]
         lower += ["max_seq_len_override"]
     advice = f"lower {' or '.join(f'`{name}`' for name in lower)}, " if lower else ""
     return EngineError(
-        f"no memory is left for the KV pool, one page of which takes {in_words(page_bytes)}: of {in_words(free)} free"
-        f" after loading, {share:.0%} may be used{f', and {parts} come first' if parts else ''}",
+        f"no memory is left for the KV pool, one page of which takes {format_bytes(page_bytes)}: "
+        f"of {format_bytes(free)} free after loading, {share:.0%} may be used"
+        f"{f', and {parts} come first' if parts else ''}",
         field="memory_ratio",
         value=config.memory_ratio,
         remedy=f"{advice}free memory, raise `memory_ratio` or choose a smaller model",

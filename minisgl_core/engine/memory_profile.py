@@ -20,7 +20,7 @@ from minisgl_core.kvcache.pool import PagedKVPool
 from minisgl_core.plugin_api import MemoryGauge
 from minisgl_core.registry import build
 
-from .capacity import in_words
+from .capacity import format_bytes
 from .device_context import DeviceContext
 from .dispatch import AttentionDispatcher
 from .memory import Reserve
@@ -66,7 +66,7 @@ def profile_memory(
     except torch.OutOfMemoryError as error:
         raise EngineError(
             f"a pass of {config.max_prefill_tokens} tokens or graphs of {max(sizes, default=0)} rows need more than the"
-            f" {in_words(free)} that are free after loading: {str(error).splitlines()[0]}",
+            f" {format_bytes(free)} that are free after loading: {str(error).splitlines()[0]}",
             field="max_prefill_tokens",
             value=config.max_prefill_tokens,
             remedy="lower `max_prefill_tokens`, `max_running_req` or `cuda_graph_max_bs`",

@@ -16,7 +16,7 @@ import torch
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.engine.capacity import check_pool, check_tables, check_weights, shortage_in_words
+from minisgl_core.engine.capacity import check_pool, check_tables, check_weights, explain_shortage
 from minisgl_core.errors import EngineError
 from minisgl_core.layers.base import Layer, OpList
 from minisgl_core.llm import LLM
@@ -180,14 +180,14 @@ def test_an_allocators_complaint_is_put_into_words() -> None:
     ctx = context(0, free=3 * GB)
     with (
         pytest.raises(EngineError, match=r"the weights do not fit, with 3.00 GB free .*can't allocate memory"),
-        shortage_in_words(ctx),
+        explain_shortage(ctx),
     ):
         torch.empty(1 << 50)
-    with pytest.raises(EngineError, match=r"the weights do not fit, .*: CUDA out of memory"), shortage_in_words(ctx):
+    with pytest.raises(EngineError, match=r"the weights do not fit, .*: CUDA out of memory"), explain_shortage(ctx):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(EngineError, match=r"the weights do not fit, .*: out of memory"), shortage_in_words(ctx):
+    with pytest.raises(EngineError, match=r"the weights do not fit, .*: out of memory"), explain_shortage(ctx):
         raise MemoryError
-    with pytest.raises(RuntimeError, match=r"^another$"), shortage_in_words(ctx):
+    with pytest.raises(RuntimeError, match=r"^another$"), explain_shortage(ctx):
         raise RuntimeError("another")
 
 
