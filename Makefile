@@ -85,14 +85,14 @@ PYTHON_GPU ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 .PHONY: gpu-check
 gpu-check:  ## Check every GPU backend on this machine (ARGS='--quick': within eight minutes)
-	$(PYTHON_GPU) tools/gpu_check $(ARGS)
+	PYTHONPATH=tests $(PYTHON_GPU) -P -m support.gpu $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev  ## Check format, style, types and the architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy tools/gpu_check
+	MYPYPATH=tests $(BIN)/mypy -p support.gpu
 	$(BIN)/mypy tools/config_page.py tools/inputs_page.py tools/performance_page.py
 	$(BIN)/lint-imports
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,18 +23,13 @@ import torch
 from minisgl_core.core import Batch, Req
 from minisgl_core.kvcache import page_slots
 
+if TYPE_CHECKING:
+    from minisgl_core.engine import TokenLogprobs
+
 __all__ = ["NullEngine", "StubEngine", "expected_tokens", "next_token"]
 
 UNWRITTEN = -7
 """Content of a fake KV slot before its first token"""
-
-
-class StubLogprobs(NamedTuple):
-    """Equal to the ``TokenLogprobs`` of the same values, which this package may not import."""
-
-    token: int
-    logprob: float
-    top: list[tuple[int, float]]
 
 
 @dataclass
@@ -69,9 +64,9 @@ class StubOutput:
 
     tokens: list[int]
     touched: np.ndarray
-    """Slots that the pass reads or writes."""
-    logprob_rows: list[StubLogprobs | None] | None = None
-    prompt_rows: dict[int, list[StubLogprobs]] = field(default_factory=dict)
+    """The slots that the pass reads or writes"""
+    logprob_rows: list[TokenLogprobs | None] | None = None
+    prompt_rows: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     waited: bool = False
 
     def wait(self) -> None:
@@ -83,10 +78,10 @@ class StubOutput:
             raise RuntimeError("the tokens were read before wait()")
         return torch.tensor(self.tokens, dtype=torch.int32)
 
-    def logprobs(self) -> list[StubLogprobs | None] | None:
+    def logprobs(self) -> list[TokenLogprobs | None] | None:
         return self.logprob_rows
 
-    def prompt_logprobs(self) -> dict[int, list[StubLogprobs]]:
+    def prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
         return self.prompt_rows
 
 
@@ -203,20 +198,24 @@ class StubEngine:
         self.state.last_token[req.table_idx] = token
         return -1 if self._nan_at is not None and self._nan_at(req, req.device_len) else token
 
-    def _logprobs(self, req: Req, token: int) -> StubLogprobs | None:
+    def _logprobs(self, req: Req, token: int) -> TokenLogprobs | None:
         if req.sampling_params.logprobs is None:
             return None
-        return StubLogprobs(token, -0.5, [(token, -0.5)][: req.sampling_params.logprobs])
+        from minisgl_core.engine import TokenLogprobs
 
-    def _score_prompts(self, batch: Batch) -> dict[int, list[StubLogprobs]]:
+        return TokenLogprobs(token, -0.5, [(token, -0.5)][: req.sampling_params.logprobs])
+
+    def _score_prompts(self, batch: Batch) -> dict[int, list[TokenLogprobs]]:
         """A prompt token's log-probability is minus its position, or -99 if the pool holds anything else before it."""
+        from minisgl_core.engine import TokenLogprobs
+
         found = {}
         for row, req in enumerate(batch.reqs):
             if req.sampling_params.prompt_logprobs is not None:
                 places = range(req.cached_len + 1, min(req.device_len + 1, req.prompt_len))
                 held = self.kv[self.state.page_table[req.table_idx, : req.device_len]]
                 whole = np.array_equal(held, req.tokens[: req.device_len])
-                found[row] = [StubLogprobs(int(req.tokens[at]), -float(at) if whole else -99.0, []) for at in places]
+                found[row] = [TokenLogprobs(int(req.tokens[at]), -float(at) if whole else -99.0, []) for at in places]
         return found
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_check import catalogue, crowd, models, serving
-from gpu_check.checks import Failed, Here
-from gpu_check.forcing import Fault, compare_to_the_end
-from gpu_check.ties import TieJudge
 from minisgl_core.registry import DeviceFacts
-from minisgl_cpu_sim.fakes import inject
+from support.gpu import serving, stress
+from support.gpu.check import Check, Context, Failed
+from support.gpu.collect import collected
+from support.gpu.near_tie import Fault, NearTieJudge, compare_to_the_end
+from support.make_checkpoints import ensure_checkpoint
 
 ROOT = Path(__file__).parents[2]
 H200 = DeviceFacts("cuda", sm=90, name="NVIDIA H200", driver="580.1")
@@ -71,60 +71,60 @@ def test_case_138_a_wrong_token_after_a_near_tie_is_found(
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.setattr(serving, "GRAPHS", {"cpu": 0, "cuda": 0})
-    return Here(DeviceFacts("cpu"), True, tmp_path / "scratch", lambda **figures: None)
+    return Context(DeviceFacts("cpu"), True, tmp_path / "scratch")
 
 
-def test_case_138_the_stress_test_goes_on_behind_a_near_tie(here: Here) -> None:
+def test_case_138_the_stress_test_goes_on_behind_a_near_tie(context: Context) -> None:
     """A real engine whose closest decision of one answer is turned round, and which then may go wrong."""
-    wishes = crowd.workload(here)
-    alone = crowd.solo_answers(here, wishes, "all")
-    folder = models.tiny_checkpoint(crowd.MODEL)
-    index = max((i for i, wish in enumerate(wishes) if wish.params.is_greedy), key=lambda i: len(alone[i]))
-    with TieJudge(here, folder) as judge:
-        rows = [judge.logits([*wishes[index].prompt, *alone[index][:step]]) for step in range(len(alone[index]) - 1)]
+    requests = stress.workload(context)
+    alone = stress.solo_answers(context, requests, "all")
+    folder = ensure_checkpoint(stress.MODEL)
+    index = max((i for i, request in enumerate(requests) if request.params.is_greedy), key=lambda i: len(alone[i]))
+    with NearTieJudge(context, folder) as judge:
+        rows = [judge.logits([*requests[index].prompt, *alone[index][:step]]) for step in range(len(alone[index]) - 1)]
     gaps = [float((row.topk(2).values[0] - row.topk(2).values[1]) / (row.max() - row.min())) for row in rows]
     step = min(range(len(gaps)), key=gaps.__getitem__)
     second, tolerance = int(rows[step].topk(2).indices[1]), 0.51 * gaps[step]
 
-    with serving.serve(here, folder, max_running_req=8) as llm:
+    with serving.serve(context, folder, max_running_req=8) as llm:
 
-        def rounding(some: Sequence[crowd.Wish], wrong: bool = False) -> list[list[int]]:
-            got = serving.answers(llm, [wish.prompt for wish in some], [wish.params for wish in some])
-            if len(some) == len(wishes):
+        def rounding(some: Sequence[stress.Request], wrong: bool = False) -> list[list[int]]:
+            got = serving.answers(llm, [request.prompt for request in some], [request.params for request in some])
+            if len(some) == len(requests):
                 got[index][step:] = [second] * (len(got[index]) - step)
             elif wrong:
                 got[0][-1] = int(judged.argmin())
             return got
 
-        found = crowd.compare(here, folder, wishes, alone, tolerance, rounding)
-        assert found.near_ties == 1 and found.followed == len(wishes)
+        found = stress.compare(context, folder, requests, alone, tolerance, rounding)
+        assert found.near_ties == 1 and found.followed == len(requests)
         assert found.compared == sum(map(len, alone)) - 1
-        with TieJudge(here, folder) as judge:
-            judged = judge.logits([*wishes[index].prompt, *alone[index][:-1]])
+        with NearTieJudge(context, folder) as judge:
+            judged = judge.logits([*requests[index].prompt, *alone[index][:-1]])
         where = rf"request {index} .* token {len(alone[index]) - 1} is {int(judged.argmin())} instead of"
         with pytest.raises(Failed, match=rf"(?s)1 of 12 requests are answered wrongly.*{where}"):
-            crowd.compare(here, folder, wishes, alone, tolerance, lambda some: rounding(some, wrong=True))
+            stress.compare(context, folder, requests, alone, tolerance, lambda some: rounding(some, wrong=True))
 
         # the rest of an answer, seeded ones too, is what a request for the rest is answered
-        rest = [wish.after(tokens[:1]) for wish, tokens in zip(wishes, alone, strict=True) if len(tokens) > 1]
-        assert any(not wish.params.is_greedy for wish in rest)
+        rest = [request.after(tokens[:1]) for request, tokens in zip(requests, alone, strict=True) if len(tokens) > 1]
+        assert any(not request.params.is_greedy for request in rest)
         tails = [tokens[1:] for tokens in alone if len(tokens) > 1]
-        assert serving.answers(llm, [wish.prompt for wish in rest], [wish.params for wish in rest]) == tails
+        assert serving.answers(llm, [request.prompt for request in rest], [request.params for request in rest]) == tails
+
+
+def listed(quick: bool) -> list[Check]:
+    return collected(Context(H200, quick, Path(), elsewhere=True))
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_case_138_fused_products_at_real_widths_are_in_every_run_on_a_gpu(
-    quick: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inject(monkeypatch)
-    assert "bf16/fa+cuda_decode/few-rows" in {check.name for check in catalogue.checks(H200, quick)}
+def test_case_138_fused_products_at_real_widths_are_in_every_run_on_a_gpu(quick: bool) -> None:
+    assert "few-rows/fa+cuda_decode" in {check.name for check in listed(quick)}
 
 
-def test_case_138_the_page_names_what_the_stored_report_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch)
+def test_case_138_the_page_names_what_the_stored_report_lacks() -> None:
     stored = json.loads((ROOT / "benchmarks" / "results" / "gpu_check_h200.json").read_text())
-    missing = {check.name for check in catalogue.checks(H200, False)} - {check["name"] for check in stored["checks"]}
+    missing = {check.name for check in listed(False)} - {check["name"] for check in stored["checks"]}
     page = (ROOT / "docs" / "gpu-check.md").read_text()
     assert [name for name in sorted(missing) if f"`{name}`" not in page] == []

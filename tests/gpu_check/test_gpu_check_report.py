@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from gpu_check import catalogue
-from gpu_check.checks import Check, Record
-from gpu_check.command import LISTED, main
-from gpu_check.parts import named, parse_part, part_of
-from gpu_check.report import NOT_YET, Report, default_path, header_of, merged
 from minisgl_core.errors import BackendError, UsageError
 from minisgl_core.registry import DeviceFacts
-from minisgl_cpu_sim.fakes import inject
+from support.gpu.check import Check, Context, Record
+from support.gpu.collect import LISTED, collected, named, parse_part, part_of
+from support.gpu.command import main
+from support.gpu.report import NOT_RUN, Report, default_path, header_of, merged
 
 H200 = DeviceFacts("cuda", sm=90, name="NVIDIA H200", driver="580.1")
 
 
 def check(name: str, seconds: float = 1.0, session: str = "", cases: tuple[int, ...] = ()) -> Check:
-    return Check(name, lambda here: {}, seconds, session=session, cases=cases)
+    return Check(name, "", seconds, session=session, cases=cases)
 
 
 def drawn(seed: int) -> list[Check]:
@@ -59,14 +55,14 @@ def test_parts_by_name() -> None:
 
 
 def test_checks_by_name() -> None:
-    checks = [check("versions"), check("crowd/page-1"), check("crowd/page-64"), check("case/69-the-end")]
-    assert [item.name for item in named(checks, ["crowd/*", "versions"])] == [
+    checks = [check("versions"), check("stress/page-1"), check("stress/page-64"), check("case/69-the-end")]
+    assert [item.name for item in named(checks, ["stress/*", "versions"])] == [
         "versions",
-        "crowd/page-1",
-        "crowd/page-64",
+        "stress/page-1",
+        "stress/page-64",
     ]
-    with pytest.raises(UsageError, match="no check is named 'crowd/page-65'; did you mean 'crowd/page-64'"):
-        named(checks, ["crowd/page-65"])
+    with pytest.raises(UsageError, match="no check is named 'stress/page-65'; did you mean 'stress/page-64'"):
+        named(checks, ["stress/page-65"])
 
 
 def test_where_reports_are_kept() -> None:
@@ -78,25 +74,25 @@ def test_where_reports_are_kept() -> None:
 
 
 def made(*records: Record, device: DeviceFacts = H200) -> Report:
-    report = Report(header_of(device, {"torch": "2.11"}, {"quick": True}), seconds=3.0)
+    report = Report(header_of(device, {"torch": "2.11"}, "abc", {"quick": True}), seconds=3.0)
     report.records = {record.name: record for record in records}
     return report
 
 
-def test_a_report_tells_what_happened_and_what_it_shows(tmp_path: Path) -> None:
+def test_a_report_holds_what_happened_and_what_it_shows(tmp_path: Path) -> None:
     report = made().expecting([check("a", cases=(1,)), check("b", cases=(1, 2)), check("c", cases=(3,)), check("d")])
-    assert {record.error for record in report.records.values()} == {(NOT_YET,)}
+    assert {record.error for record in report.records.values()} == {(NOT_RUN,)}
     assert not report.passed
     report.records["a"] = Record("a", "ok", 1.25, {"worst_error": 0.0123, "list": [1]}, cases=(1,))
     report.records["b"] = Record("b", "failed", 2.0, {}, ("two lines", "of it"), (1, 2))
     report.records["c"] = Record("c", "skipped", 0.0, {}, ("no [such] program",), (3,))
     path = tmp_path / "new" / "report.json"
     report.write(path)
-    told = json.loads(path.read_text())
-    assert told["counts"] == {"ok": 1, "failed": 1, "skipped": 1, "unfinished": 1}
-    assert told["passed"] is False and told["seconds"] == 3.0
-    assert told["device"] == {"kind": "cuda", "sm": 90, "name": "NVIDIA H200", "driver": "580.1", "count": 1}
-    assert told["checks"][1] == {
+    data = json.loads(path.read_text())
+    assert data["counts"] == {"ok": 1, "failed": 1, "skipped": 1, "unfinished": 1}
+    assert data["passed"] is False and data["seconds"] == 3.0 and data["commit"] == "abc"
+    assert data["device"] == {"kind": "cuda", "sm": 90, "name": "NVIDIA H200", "driver": "580.1", "count": 1}
+    assert data["checks"][1] == {
         "name": "b",
         "status": "failed",
         "seconds": 2.0,
@@ -104,12 +100,12 @@ def test_a_report_tells_what_happened_and_what_it_shows(tmp_path: Path) -> None:
         "error": ["two lines", "of it"],
         "cases": [1, 2],
     }
-    assert {number: case["status"] for number, case in told["cases"].items()} == {
+    assert {number: case["status"] for number, case in data["cases"].items()} == {
         "1": "failed",
         "2": "failed",
         "3": "skipped",
     }
-    assert told["cases"]["1"]["checks"] == ["a", "b"]
+    assert data["cases"]["1"]["checks"] == ["a", "b"]
     assert Report.read(path) == report
     assert [item.name for item in path.parent.iterdir()] == ["report.json"]
 
@@ -122,15 +118,13 @@ def test_passed_means_something_was_made_and_nothing_is_wrong() -> None:
     assert not made(ok, Record("b", "failed")).passed
 
 
-def test_the_table_names_everything() -> None:
+def test_the_list_of_results_names_everything() -> None:
     report = made(
         Record("good", "ok", 1.0, {"worst_error": 0.0123, "graphs": "on"}),
         Record("bad", "failed", 1.0, {}, ("first line", "second line")),
         Record("absent", "skipped", 0.0, {}, ("no [such] program",)),
     )
-    console = Console(file=io.StringIO(), width=150)
-    report.show(console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = report.show()
     for wanted in ("cuda sm90 NVIDIA H200", "worst_error 0.0123, graphs on", "no [such] program"):
         assert wanted in text
     assert "FAILED bad\n  first line\n  second line" in text
@@ -138,7 +132,7 @@ def test_the_table_names_everything() -> None:
 
 
 def test_parts_of_a_run_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = made(Record("a", "ok"), Record("b", "unfinished", error=(NOT_YET,)))
+    first = made(Record("a", "ok"), Record("b", "unfinished", error=(NOT_RUN,)))
     second = made(Record("b", "ok"), Record("c", "ok"))
     third = made(Record("c", "unfinished"), Record("a", "ok", 9.0))
     paths = [tmp_path / f"{n}.json" for n in range(3)]
@@ -207,7 +201,9 @@ def test_only_reports_of_one_device_are_joined(tmp_path: Path, capsys: pytest.Ca
 def test_the_list_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("versions ") and any(line.endswith("not in --quick") for line in lines)
+    assert any(line.startswith("versions ") for line in lines) and any(
+        line.endswith("not in --quick") for line in lines
+    )
     assert main(["--device", "cpu", "--list", "--quick"]) == 0
     quick = capsys.readouterr().out.splitlines()
     assert 0 < len(quick) < len(lines)
@@ -216,23 +212,21 @@ def test_the_list_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--device", "cpu", "--list", "--quick", "--part", part]) == 0
         parts += capsys.readouterr().out.splitlines()
     assert sorted(parts) == sorted(quick)
-    for mistake, told in ((["--part", "3/2"], "--part is '3/2'"), (["--only", "nonsense"], "no check is named")):
+    for mistake, text in ((["--part", "3/2"], "--part is '3/2'"), (["--only", "nonsense"], "no check is named")):
         assert main(["--device", "cpu", "--list", *mistake]) == 2
-        assert told in capsys.readouterr().err
+        assert text in capsys.readouterr().err
 
 
 def test_the_list_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def absent(kind: str) -> DeviceFacts:
         raise BackendError("no CUDA device can be used: there is none")
 
-    monkeypatch.setattr("gpu_check.command.detect_device", absent)
+    monkeypatch.setattr("support.gpu.command.detect_device", absent)
     assert main(["--list"]) == 0
-    told = capsys.readouterr()
-    assert "NVIDIA H200" in told.err and "all need the GPU" in told.err
-    lines = {line.split()[0]: line for line in told.out.splitlines()}
-    with monkeypatch.context() as patch:
-        inject(patch)  # as if every library were here
-        assert list(lines) == [item.name for item in catalogue.checks(LISTED, quick=False)]
+    printed = capsys.readouterr()
+    assert "NVIDIA H200" in printed.err and "all need the GPU" in printed.err
+    lines = {line.split()[0]: line for line in printed.out.splitlines()}
+    assert list(lines) == [item.name for item in collected(Context(LISTED, False, Path(), elsewhere=True))]
     assert lines["bf16/fa+flashinfer/dense"].endswith(" s  needs flash_attn_interface, flashinfer")
     assert lines["conformance/kv:cuda/cpp"].endswith(" s  needs nvcc")
     assert lines["sanitizer/racecheck/sample"].endswith(" s  needs an NVIDIA GPU, compute-sanitizer; not in --quick")

@@ -1,17 +1,20 @@
-"""pytest folders and the sanitizer: what their programs say is what the records say."""
+"""Folders of marked tests and the sanitizer: the records contain what the programs report."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gpu_check import folders, kernels, sanitizer
-from gpu_check.checks import Check, Failed, Here, Skipped
-from gpu_check.sanitizer import Selection
+from gpu import test_marked
+from gpu.test_marked import Selection
 from minisgl_core.registry import DeviceFacts
+from support.gpu import inner_pytest, kernels
+from support.gpu.check import Context, Failed, Skipped
 
 TESTS = """
 import pytest
@@ -43,45 +46,49 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         'addopts = ["--import-mode=importlib", "--strict-config", "--strict-markers", "-ra"]\n'
         'timeout = 600\nmarkers = ["gpu: a", "multi_gpu: b", "slow: c"]\nfilterwarnings = ["error"]\n'
     )
-    monkeypatch.setattr(folders, "ROOT", root)
+    monkeypatch.setattr(inner_pytest, "ROOT", root)
+    monkeypatch.setattr(test_marked, "ROOT", root)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the plugin support.gpu.launched
     return root
 
 
-def test_a_folder_is_run_and_counted(project: Path, here: Here, figures: object) -> None:
-    assert [path.name for path in folders.gpu_test_files(project)] == ["test_some.py"]
-    (check,) = folders.checks(DeviceFacts("cpu"), True)
-    assert check.name == "pytest/plugins/some/tests"
+def run_folder(project: Path, context: Context) -> None:
+    test_marked.run_marked("gpu", "plugins/some/tests", context)
+
+
+def test_a_folder_is_run_and_counted(project: Path, context: Context, figures: Any) -> None:
+    assert [path.name for path in inner_pytest.marked_files("gpu", project)] == ["test_some.py"]
     with pytest.raises(Failed) as failed:
-        check.run(here)
+        run_folder(project, context)
     lines = str(failed.value).splitlines()
     assert lines[0] == "3 of 5 tests failed:"
     assert lines[1].startswith("test_wrong[1]: AssertionError: two")
     assert any("test_without_its_fixture" in line and "no fixture" in line for line in lines)
-    assert here.note.figures == {"passed": 1, "failed": 3, "skipped": 1}  # type: ignore[attr-defined]
+    assert figures() == {"passed": 1, "failed": 3, "skipped": 1}
 
 
 def test_without_the_timeout_plugin_its_setting_does_not_matter(
-    project: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+    project: Path, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "find_spec", lambda name: None)
+    monkeypatch.setattr(inner_pytest, "find_spec", lambda name: None)
     arguments = ["-p", "no:timeout", "-k", "right or elsewhere", "plugins"]
-    assert folders.run_pytest(arguments, here.scratch, "x") == ({"passed": 1, "failed": 0, "skipped": 1}, [])
+    assert inner_pytest.run_pytest(arguments, context.scratch, "x") == ({"passed": 1, "failed": 0, "skipped": 1}, [])
 
 
-def test_a_folder_where_nothing_can_run_is_skipped(project: Path, here: Here) -> None:
+def test_a_folder_where_nothing_can_run_is_skipped(project: Path, context: Context) -> None:
     (project / "plugins/some/tests/test_some.py").write_text(
         "import pytest\npytestmark = pytest.mark.gpu\ndef test_elsewhere(): pytest.skip('not here')\n"
     )
     with pytest.raises(Skipped, match="no test could be run here, 1 skipped"):
-        folders.run(project / "plugins/some/tests", here)
+        run_folder(project, context)
 
 
-def test_a_run_that_pytest_cannot_do_is_a_failure(project: Path, here: Here) -> None:
+def test_a_run_that_pytest_cannot_do_is_a_failure(project: Path, context: Context) -> None:
     with pytest.raises(Failed, match="pytest ended with 4"):
-        folders.run_pytest(["nothing_there.py"], here.scratch, "x")
+        inner_pytest.run_pytest(["nothing_there.py"], context.scratch, "x")
     (project / "conftest.py").write_text("raise RuntimeError('broken conftest')\n")
     with pytest.raises(Failed, match="broken conftest"):
-        folders.run_pytest(["plugins"], here.scratch, "y")
+        inner_pytest.run_pytest(["plugins"], context.scratch, "y")
 
 
 def _sanitizer(folder: Path, body: str) -> None:
@@ -92,11 +99,10 @@ def _sanitizer(folder: Path, body: str) -> None:
 
 
 @pytest.fixture
-def on_gpu(here: Here) -> Here:
-    return Here(DeviceFacts("cuda", sm=90), False, here.scratch, here.note)
+def on_gpu(context: Context) -> Context:
+    return replace(context, device=DeviceFacts("cuda", sm=90), quick=False)
 
 
-CHECK = "sanitizer/memcheck/kv"
 FINDS = """
 log = [a.partition("=")[2] for a in sys.argv if a.startswith("--log-file=")][0]
 open(log, "w").write("========= Invalid __global__ write of size 16 bytes\\n=========     at store_rows+0x90\\n")
@@ -109,28 +115,23 @@ os.execv(sys.executable, sys.argv[start:])
 """
 
 
-def _check() -> Check:
-    (check,) = [item for item in sanitizer.checks() if item.name == CHECK]
-    return check
-
-
-def test_without_the_program_it_is_skipped(on_gpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_program_it_is_skipped(on_gpu: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     with pytest.raises(Skipped, match="neither on PATH nor in CUDA_HOME"):
-        _check().run(on_gpu)
+        test_marked.test_sanitizer("memcheck", "kv", on_gpu)
 
 
-def test_what_the_sanitizer_finds_is_told(on_gpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_sanitizer_finds_is_reported(on_gpu: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _sanitizer(tmp_path / "bin", FINDS)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     with pytest.raises(Failed, match=r"(?s)ended with 9.*Invalid __global__ write.*store_rows"):
-        _check().run(on_gpu)
+        test_marked.test_sanitizer("memcheck", "kv", on_gpu)
 
 
 def test_a_clean_selection_is_counted(
-    project: Path, on_gpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, on_gpu: Context, figures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _sanitizer(tmp_path / "bin", PASSES)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
@@ -138,18 +139,18 @@ def test_a_clean_selection_is_counted(
 
     def select(keyword: str, *sources: str) -> None:
         monkeypatch.setattr(
-            sanitizer, "SELECTIONS", {"kv": Selection(("plugins/some/tests/test_some.py",), keyword, sources)}
+            test_marked, "SELECTIONS", {"kv": Selection(("plugins/some/tests/test_some.py",), keyword, sources)}
         )
 
     select("right")
-    assert sanitizer.clean("memcheck", "kv", on_gpu) == {}
+    test_marked.test_sanitizer("memcheck", "kv", on_gpu)
     select("nothing")
     with pytest.raises(Failed, match="-k nothing selects no test"):
-        sanitizer.clean("memcheck", "kv", on_gpu)
+        test_marked.test_sanitizer("memcheck", "kv", on_gpu)
     select("elsewhere")
     with pytest.raises(Skipped, match="1 skipped"):
-        sanitizer.clean("memcheck", "kv", on_gpu)
-    assert on_gpu.note.figures == {"passed": 0, "failed": 0, "skipped": 1}  # type: ignore[attr-defined]
+        test_marked.test_sanitizer("memcheck", "kv", on_gpu)
+    assert figures() == {"passed": 0, "failed": 0, "skipped": 1}
 
 
 @pytest.mark.parametrize(
@@ -163,21 +164,21 @@ def test_a_clean_selection_is_counted(
     ],
 )
 def test_kernels_that_were_not_launched_were_not_checked(
-    on_gpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: set[str], nvcc: bool, missed: str
+    on_gpu: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: set[str], nvcc: bool, missed: str
 ) -> None:
     _sanitizer(tmp_path / "bin", PASSES)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     if nvcc:
         (tmp_path / "bin" / "nvcc").touch(0o755)
     selection = Selection((), "any", ("minisgl_cuda/triton_ops/kv.py", "minisgl_cuda/csrc/kv_store.cuh"))
-    monkeypatch.setattr(sanitizer, "SELECTIONS", {"kv": selection})
+    monkeypatch.setattr(test_marked, "SELECTIONS", {"kv": selection})
     counts = {"passed": 2, "failed": 0, "skipped": 1}
-    monkeypatch.setattr(sanitizer, "launched_by", lambda *args: (counts, [], frozenset(launched)))
+    monkeypatch.setattr(test_marked, "launched_by", lambda *args: (counts, [], frozenset(launched)))
     if not missed:
-        assert sanitizer.clean("memcheck", "kv", on_gpu) == {}
+        test_marked.test_sanitizer("memcheck", "kv", on_gpu)
         return
     with pytest.raises(Failed, match=f"the tests launch no {missed}$"):
-        sanitizer.clean("memcheck", "kv", on_gpu)
+        test_marked.test_sanitizer("memcheck", "kv", on_gpu)
 
 
 # Which kernels there are, and which tests launch them.
@@ -207,7 +208,7 @@ def test_kernels_are_found_in_sources(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_kernel_of_ours_is_in_one_selection() -> None:
-    selected = [source for selection in sanitizer.SELECTIONS.values() for source in selection.sources]
+    selected = [source for selection in test_marked.SELECTIONS.values() for source in selection.sources]
     assert sorted(selected) == sorted(kernels.kernels_by_file())
 
 
@@ -215,7 +216,7 @@ def test_every_kernel_of_ours_is_in_one_selection() -> None:
 @pytest.mark.parametrize("name", ["sample", "ops"])
 def test_selected_tests_launch_all_kernels_that_they_are_there_for(name: str, tmp_path: Path) -> None:
     """Interpreted and simulated. Of the other selections some take long so, and some need a GPU."""
-    selection = sanitizer.SELECTIONS[name]
-    counts, failed, launched = sanitizer.launched_by(selection, tmp_path, name)
+    selection = test_marked.SELECTIONS[name]
+    counts, failed, launched = test_marked.launched_by(selection, tmp_path, name)
     assert counts["passed"] > 0 and not failed and counts["skipped"] == 0
     assert launched == kernels.kernels_of(selection.sources)

@@ -1,4 +1,4 @@
-"""A whole engine for tests: real model, scheduler and, if asked, several ranks; it answers and tells what it did."""
+"""A whole engine for tests: a real model, a scheduler and any number of ranks. It records what it did."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Answer", "Driver", "greedy", "make_engine", "make_req", "prefill_log
 
 
 def greedy(max_tokens: int, **params: Any) -> SamplingParams:
-    """The likeliest tokens, exactly ``max_tokens`` of them unless told otherwise."""
+    """The likeliest tokens; by default exactly ``max_tokens`` of them."""
     return SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True, **params})
 
 

@@ -234,7 +234,7 @@ def _make_atomically(name: str, home: Path) -> None:
 
 
 def make(name: str, home: Path) -> None:
-    """Write ``home/model`` and the reference beside it. Raises ValueError if the seed's margins are too small."""
+    """Write ``home/model`` and the reference next to it. Raises ValueError if the seed's margins are too small."""
     from safetensors.numpy import save_file
     from transformers.utils import logging
 
@@ -311,7 +311,7 @@ def answer_of(model: PreTrainedModel) -> Reference:
 
 
 def weakness(answer: Reference) -> str:
-    """Why these answers would not tell a right forward pass from a wrong one; empty if they do."""
+    """Why these answers would not distinguish a right forward pass from a wrong one; empty if they do."""
     margin = min(map(min, answer.margins))
     distinct = min(len(set(ids)) for ids in answer.continuations)
     if margin < MIN_MARGIN:

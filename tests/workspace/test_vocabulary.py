@@ -18,16 +18,6 @@ READ = {".py", ".md", ".toml", ".yml", ".cu", ".cuh", ".h", ".cpp", ".sh", ".tmp
 KERNELS = r"plugins/\w+/(src|tests)/|benchmarks/gpu_"
 
 NOT_YET: dict[str, str] = {
-    # Prefix of a path: the owner who removes it once the files are clean.
-    # ---
-    "tools/gpu_check/": "gpu",
-    "tests/gpu": "gpu",
-    "tests/tools/": "gpu",
-    "tests/support/": "gpu",
-    "tests/conftest.py": "gpu",
-    "docs/gpu-check.md": "gpu",
-    "tests/cases/test_gpu_check_cases.py": "gpu",
-    "tests/cases/README.md": "titles in tests/tools/case_table.py",
     # Reasons that last.
     "tests/workspace/test_vocabulary.py": "the list itself",
     "docs/glossary.md": "its last table maps retired words to those in use",

@@ -1,4 +1,4 @@
-"""What a run found: a JSON file that is current after every check, and a table."""
+"""The results of a run: a JSON file that is rewritten after every check, and a list."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from minisgl_core.errors import UsageError
 from minisgl_core.files import write_whole
+from minisgl_core.registry import DeviceFacts
 
-from .checks import ROOT, STATUSES, Check, Record
+from .check import ROOT, STATUSES, Check, Record
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from minisgl_core.registry import DeviceFacts
-
-__all__ = ["Report", "default_path", "merged"]
+__all__ = ["Report", "brief", "default_path", "header_of", "merged"]
 
 FORMAT: Final = 1
-NOT_YET: Final = "it was not run"
+NOT_RUN: Final = "it was not run"
 NO_REPORT: Final = ("no report of it was given",)
-STYLES: Final = {"ok": "green", "failed": "bold red", "skipped": "yellow", "unfinished": "red"}
 
 
 def default_path(device: DeviceFacts, part: tuple[int, int] | None = None) -> Path:
@@ -39,16 +34,16 @@ def default_path(device: DeviceFacts, part: tuple[int, int] | None = None) -> Pa
 
 @dataclass
 class Report:
-    """All records by name. ``header``: device, versions and options, as JSON data."""
+    """All records by name. ``header``: device, versions, commit and options, as JSON data."""
 
     header: Mapping[str, Any]
     records: dict[str, Record] = field(default_factory=dict)
     seconds: float = 0.0
 
     def expecting(self, checks: Iterable[Check]) -> Report:
-        """The same with these checks as unfinished: what a killed run has not come to."""
+        """The same with these checks as unfinished, which they stay if the run is killed."""
         for check in checks:
-            self.records[check.name] = Record(check.name, "unfinished", error=(NOT_YET,), cases=check.cases)
+            self.records[check.name] = Record(check.name, "unfinished", error=(NOT_RUN,), cases=check.cases)
         return self
 
     @property
@@ -109,51 +104,36 @@ class Report:
         )
 
     def write(self, path: Path) -> None:
-        """Whoever reads it finds a whole report. Raises :class:`UsageError`."""
+        """Replace the file at once, so that a reader finds a whole report. Raises :class:`UsageError`."""
         write_whole(path, json.dumps(self.to_json(), indent=1) + "\n", "the report", field="--json")
 
-    def show(self, console: Console) -> None:
-        """The table, what failed, and the verdict."""
-        console.print(self._table())
+    def show(self) -> str:
+        """Every record in a line, the errors of those that failed, and the verdict."""
+        width = max(map(len, self.records), default=0)
+        rows = [
+            f"{record.name:{width}}  {record.status:10} {record.seconds:6.1f} s  {brief(record)}"
+            for record in self.records.values()
+        ]
+        lines = [_title(self.header.get("device", {})), *(row.rstrip() for row in rows)]
         for record in self.records.values():
             if record.status == "failed":
-                console.print(f"\nFAILED {record.name}", style=STYLES["failed"])
-                console.print("  " + "\n  ".join(record.error or ("no message",)))
+                lines += ["", f"FAILED {record.name}", *(f"  {line}" for line in record.error or ("no message",))]
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
         verdict = "PASSED" if self.passed else "FAILED"
-        style = STYLES["ok" if self.passed else "failed"]
-        console.print(f"\n{verdict}: {counts or 'no check'}, {self.seconds:.0f} s", style=style)
-
-    def _table(self) -> object:
-        from rich.table import Table
-
-        table = Table("check", "status", "s", "what it found", title=_title(self.header), title_justify="left")
-        for record in self.records.values():
-            told = brief(record.figures) if record.status == "ok" else next(iter(record.error), "")
-            status = f"[{STYLES[record.status]}]{record.status}[/]"
-            table.add_row(_plain(record.name), status, f"{record.seconds:.1f}", _plain(told))
-        return table
+        return "\n".join([*lines, "", f"{verdict}: {counts or 'no check'}, {self.seconds:.0f} s"])
 
 
-def brief(figures: Mapping[str, Any], length: int = 160) -> str:
-    """Figures on one line."""
-    words = [f"{name} {_figure(value)}" for name, value in figures.items() if not isinstance(value, Mapping | list)]
+def brief(record: Record, length: int = 160) -> str:
+    """Its figures, or why it is not ok, on one line."""
+    if record.status != "ok":
+        return next(iter(record.error), "")
+    shown = {name: value for name, value in record.figures.items() if not isinstance(value, Mapping | list)}
+    words = (f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items())
     text = ", ".join(words)
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _figure(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-def _title(header: Mapping[str, Any]) -> str:
-    device = header.get("device", {})
+def _title(device: Mapping[str, Any]) -> str:
     sm = f" sm{device['sm']}" if device.get("sm") else ""
     return f"gpu-check on {device.get('kind', '?')}{sm} {device.get('name', '')}".rstrip()
 
@@ -164,27 +144,19 @@ def _together(records: Sequence[Record]) -> str:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """One report of several parts of a run. Of two records of one check the later that was finished counts.
+    """One report of several parts of a run. Of two records of one check the later finished one counts.
 
-    A part that is missing counts as an unfinished check. Raises :class:`UsageError` unless all are of one kind of
+    A missing part counts as an unfinished check. Raises :class:`UsageError` unless all reports are of one kind of
     device and of the same versions.
     """
-    devices = {json.dumps(report.header.get("device"), sort_keys=True) for report in reports}
-    if len(devices) != 1:
-        raise UsageError(
-            f"the reports are of {len(devices)} devices",
-            field="--merge",
-            value=len(devices),
-            remedy="merge reports of one device",
-        )
-    versions = {json.dumps(report.header.get("versions"), sort_keys=True) for report in reports}
-    if len(versions) != 1:
-        raise UsageError(
-            f"the reports are of {len(versions)} sets of versions",
-            field="--merge",
-            value=len(versions),
-            remedy="merge reports of one installation",
-        )
+    for key, what, remedy in (
+        ("device", "devices", "merge reports of one device"),
+        ("versions", "sets of versions", "merge reports of one installation"),
+    ):
+        found = {json.dumps(report.header.get(key), sort_keys=True) for report in reports}
+        if len(found) != 1:
+            text = f"the reports are of {len(found)} {what}"
+            raise UsageError(text, field="--merge", value=len(found), remedy=remedy)
     whole = Report({**reports[0].header, "parts": [dict(report.header) for report in reports]})
     for report in reports:
         whole.seconds += report.seconds
@@ -205,7 +177,7 @@ def _runs(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _missing_parts(reports: Sequence[Report]) -> list[str]:
-    """Such as ``part 2/3``: of runs that were cut into parts, those whose report is not there."""
+    """Such as ``part 2/3``: parts of divided runs that no report covers."""
     runs = [run for report in reports for run in _runs(report.header)]
     given = {str(part) for run in runs if (part := run.get("options", {}).get("part"))}
     counts = {int(part.partition("/")[2]) for part in given}
@@ -213,12 +185,16 @@ def _missing_parts(reports: Sequence[Report]) -> list[str]:
     return [f"part {part}" for part in wanted if part not in given]
 
 
-def header_of(device: DeviceFacts, versions: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a report says before its checks."""
+def header_of(
+    device: DeviceFacts, versions: Mapping[str, str], commit: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The part of a report before its checks."""
     kind = {"kind": device.kind, "sm": device.sm, "name": device.name, "driver": device.driver, "count": device.count}
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
         "device": kind,
         "versions": dict(versions),
+        "commit": commit,
         "options": dict(options),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "started": started,
     }

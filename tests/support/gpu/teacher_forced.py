@@ -1,4 +1,4 @@
-"""Teacher forcing by hand: an engine is fed fixed tokens, and each step's logits are held to a float64 reference.
+"""Teacher forcing: an engine is fed fixed tokens, and the logits of each step are compared with a float64 reference.
 
 Shapes: B prompts, S steps, V vocabulary.
 """
@@ -16,7 +16,7 @@ import torch
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
 
-from .checks import Failed, Here, expect
+from .check import Context, Failed, expect
 from .serving import settings_for
 
 __all__ = ["MARGIN", "Script", "follow", "judge", "make_script", "owned_slots"]
@@ -27,7 +27,7 @@ MARGIN: Final = 3e-2
 
 @dataclass(frozen=True)
 class Script:
-    """What is fed, and what a float64 model answers. ``wanted``: (B, S, V); row s precedes a continuation's token s."""
+    """The fed tokens, and a float64 model's logits ``wanted`` (B, S, V): row s precedes a continuation's token s."""
 
     prompts: list[list[int]]
     continuations: list[list[int]]
@@ -41,16 +41,16 @@ class Script:
         return max(map(len, self.prompts)) + len(self.continuations[0])
 
 
-def make_script(here: Here, name: str, model: Path) -> Script:
+def make_script(context: Context, name: str, model: Path) -> Script:
     """Random prompts and continuations, and the reference's logits on them; made once per run."""
-    lengths, steps, chunk = ((5, 17, 30), 4, 12) if here.tiny else ((5, 131, 300, 64, 257), 12, 100)
+    lengths, steps, chunk = ((5, 17, 30), 4, 12) if context.tiny else ((5, 131, 300, 64, 257), 12, 100)
     draw = Random(7)
     rows = [[draw.randrange(512) for _ in range(length + steps)] for length in lengths]
 
     def make(folder: Path) -> None:
         torch.save(_reference(model, rows, lengths, steps), folder / "logits.pt")
 
-    wanted = torch.load(here.once(f"script-{name}", make) / "logits.pt", weights_only=True)
+    wanted = torch.load(context.once(f"script-{name}", make) / "logits.pt", weights_only=True)
     prompts = [row[:length] for row, length in zip(rows, lengths, strict=True)]
     continuations = [row[length:] for row, length in zip(rows, lengths, strict=True)]
     return Script(prompts, continuations, wanted, chunk)
@@ -71,7 +71,7 @@ def _reference(model: Path, rows: list[list[int]], lengths: tuple[int, ...], ste
 
 
 def owned_slots(row: int, script: Script, page_size: int) -> np.ndarray:
-    """Slots of a row: pages of its own, every other one, so that each has a foreign neighbour."""
+    """The slots of a row: every other page, so that each is next to a page that no row owns."""
     pages = -(-script.longest // page_size)
     first = np.arange(pages) * 2 + 2 * pages * row
     slots: np.ndarray = (first[:, None] * page_size + np.arange(page_size)).reshape(-1)[: pages * page_size]
@@ -79,7 +79,7 @@ def owned_slots(row: int, script: Script, page_size: int) -> np.ndarray:
 
 
 def follow(
-    here: Here,
+    context: Context,
     model: Path,
     script: Script,
     attention: dict[str, str],
@@ -95,7 +95,7 @@ def follow(
     """
     pages = 2 * len(script.prompts) * -(-script.longest // page_size)
     config = settings_for(
-        here,
+        context,
         page_size=page_size,
         num_page_override=pages,
         max_running_req=8,
@@ -163,8 +163,8 @@ def _pass(engine: Engine, reqs: list[Req], phase: Any, fed: list[int] | None) ->
 
 
 def judge(script: Script, logits: torch.Tensor, tokens: torch.Tensor) -> dict[str, float]:
-    """Figures; raises :class:`Failed` for logits off by more than :data:`MARGIN` of their row's range, or for another
-    token where the reference's two best are further apart than that.
+    """Figures. Fails for logits off by more than :data:`MARGIN` of their row's range, and for another token where the
+    reference's two best are further apart than that.
     """
     wanted = script.wanted
     span = wanted.amax(-1) - wanted.amin(-1)
@@ -173,10 +173,11 @@ def judge(script: Script, logits: torch.Tensor, tokens: torch.Tensor) -> dict[st
     worst = int(errors.argmax())
     row, step = divmod(worst, errors.shape[1])
     if not float(errors.max()) < MARGIN:
-        raise Failed(
+        text = (
             f"row {row} (prompt of {len(script.prompts[row])}), step {step}: logits are off by {errors[row, step]:.3g} "
             f"of their range, {MARGIN} is allowed; worst of each row: {[f'{e:.3g}' for e in errors.amax(-1).tolist()]}"
         )
+        raise Failed(text, pytrace=False)
     best = wanted.topk(2, dim=-1)
     clear = (best.values[..., 0] - best.values[..., 1]) > MARGIN * span
     other = (clear & (tokens.long() != best.indices[..., 0])).nonzero().tolist()

@@ -14,29 +14,24 @@ from minisgl_core.env import ENV
 from minisgl_core.llm import LLM
 from minisgl_core.registry import Plan
 
-from .checks import Here, expect
+from .check import Context, expect
 
-__all__ = ["answers", "greedy", "overlap_set", "serve", "settings_for"]
+__all__ = ["answers", "overlap_set", "serve", "settings_for"]
 
 GRAPHS: Final = {"cuda": 16, "cpu": 2}
 """Largest batch size of captured steps; an emulated graph takes longer to make."""
 GPU_CHOICES: Final = {"kv": "cuda", "graph": "cuda", "moe": "fused"}
 
 
-def greedy(max_tokens: int) -> SamplingParams:
-    """The likeliest tokens, exactly ``max_tokens`` of them."""
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-
-
-def settings_for(here: Here, *, pool_tokens: int = 4096, **settings: Any) -> dict[str, Any]:
-    """Settings of an engine whose pool holds so many tokens: several engines share a GPU, none takes what is free."""
+def settings_for(context: Context, *, pool_tokens: int = 4096, **settings: Any) -> dict[str, Any]:
+    """Settings of an engine with a fixed pool: several engines share a GPU, so none may take all free memory."""
     page_size = settings.setdefault("page_size", 16)
     defaults = {
-        "device": here.kind,
+        "device": context.kind,
         "max_running_req": 64,
         "max_seq_len_override": 1024,
         "num_page_override": -(-pool_tokens // page_size),
-        "cuda_graph_max_bs": GRAPHS[here.kind],
+        "cuda_graph_max_bs": GRAPHS[context.kind],
         "progress": False,
         "calibrated": False,  # the plan of a check must not depend on what was measured here before
         "backends": {"attention": "torch"},
@@ -57,15 +52,17 @@ def overlap_set(on: bool) -> Iterator[None]:
 
 
 @contextmanager
-def serve(here: Here, model: Path, *, dtype: str = "float32", overlap: bool = True, **settings: Any) -> Iterator[LLM]:
+def serve(
+    context: Context, model: Path, *, dtype: str = "float32", overlap: bool = True, **settings: Any
+) -> Iterator[LLM]:
     """An LLM with attention:torch unless ``backends`` says otherwise; every other role as ``auto`` chooses, which on a
     GPU must be our kernels. float32 products are exact: no TF32.
     """
     torch.set_float32_matmul_precision("highest")
     with overlap_set(overlap):
-        llm = LLM(model, dtype=dtype, **settings_for(here, **settings))
+        llm = LLM(model, dtype=dtype, **settings_for(context, **settings))
     try:
-        if here.kind == "cuda":
+        if context.kind == "cuda":
             _require_gpu_backends(llm.plan, settings.get("backends", {}))
         yield llm
     finally:
@@ -83,5 +80,5 @@ def _require_gpu_backends(plan: Plan, named: Any) -> None:
 def answers(
     llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
 ) -> list[list[int]]:
-    """The token ids that each prompt is answered with, all served together."""
+    """The token ids of each answer; all prompts are served together."""
     return [answer["token_ids"] for answer in llm.generate(list(prompts), params, progress=False)]

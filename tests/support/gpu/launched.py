@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes down which kernels the tests launch: ``-p gpu_check.launched --launched FILE``.
+"""A plugin of pytest that writes down which kernels the tests launch: ``-p support.gpu.launched --launched FILE``.
 
 FILE gets a name per line, without template arguments. Launches in Triton's interpreter and in the CUDA simulator count
 like those on a GPU, so that a machine without one can say which tests launch what.
@@ -23,14 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record if told where to."""
+    """Record if the option names a file."""
     path = config.getoption("--launched")
     if path is not None:
         config.pluginmanager.register(Recorder(path), "minisgl-launched-kernels")
 
 
 class Recorder:
-    """Watches the three ways in which a kernel can start. For a process that does nothing else: it never lets go."""
+    """Wraps the three functions that start kernels, for the rest of the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
