@@ -15,7 +15,7 @@ import torch
 from minisgl_core.builtin.ops import ComposedOps
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import Engine, EngineConfig
-from minisgl_core.engine.state import pack_params
+from minisgl_core.engine.sampler import pack_params
 from minisgl_core.plugin_api import SampleArgs, SamplingMode
 
 from .check import Context
