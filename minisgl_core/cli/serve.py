@@ -35,7 +35,7 @@ def command(settings: Settings) -> int:
     if missing:
         raise UsageError(
             f"the server needs {', '.join(missing)}, which is not installed",
-            remedy="pip install 'minisgl-core[serve]'",
+            remedy=f"pip install {' '.join(name.replace('_', '-') for name in missing)}",
         )
     from minisgl_core.server.run import bind, serve
     from minisgl_core.server.state import ServerOptions

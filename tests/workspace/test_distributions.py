@@ -109,6 +109,10 @@ def test_dependencies_are_what_the_sources_import(folder: Path) -> None:
     package = ROOT / "minisgl_core" if folder == ROOT else folder / "src" / folder.name
     name = _project(folder)["name"]
     declared = {requirement.replace("-", "_").lower() for requirement in _requirements(name)}
+    if folder == ROOT:
+        declared |= {
+            Requirement(one).name.replace("-", "_") for one in _project(ROOT)["optional-dependencies"]["serve"]
+        }
     assert _imports(package) - OPTIONAL <= declared
     assert declared - {"minisgl_cuda"} <= _imports(package) | (
         AHEAD if "cpu_sim" not in folder.name and folder != ROOT else set()
