@@ -108,6 +108,7 @@ def test_a_hang_is_ended_with_all_that_it_started(run: Run) -> None:
     pytest.fail(f"process {child} outlived its check")
 
 
+@pytest.mark.slow
 def test_the_budget_ends_what_runs_and_leaves_the_rest_unfinished(run: Run) -> None:
     found = run("good", "endless", jobs=2, deadline=time.monotonic() + 20)
     assert {name: record.status for name, record in found.items()} == {"endless": "unfinished", "good": "ok"}
@@ -134,6 +135,7 @@ def test_what_several_need_is_made_once(run: Run) -> None:
     assert found["once/a"].figures == found["once/b"].figures
 
 
+@pytest.mark.slow
 def test_what_must_be_alone_runs_alone(run: Run) -> None:
     found = run("span/*", jobs=4)
     assert {record.status for record in found.values()} == {"ok"}
@@ -153,6 +155,7 @@ sys.exit(command.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_a_report(tmp_path: Path) -> None:
     """The command line on the planted checks, without plugins of pytest, terminated while a check hangs."""
     path = tmp_path / "report.json"

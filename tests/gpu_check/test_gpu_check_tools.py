@@ -214,6 +214,7 @@ def test_every_kernel_of_ours_is_in_one_selection() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the checks say so themselves")
 @pytest.mark.parametrize("name", ["sample", "ops"])
+@pytest.mark.slow
 def test_selected_tests_launch_all_kernels_that_they_are_there_for(name: str, tmp_path: Path) -> None:
     """Interpreted and simulated. Of the other selections some take long so, and some need a GPU."""
     selection = test_marked.SELECTIONS[name]
