@@ -58,6 +58,9 @@ class NullRunner:
         self.scheduler.apply(messages)
         return self.scheduler.step()
 
+    def check(self) -> None:
+        """There are no other ranks that may have failed."""
+
     def close(self) -> None:
         self.scheduler.close()
 
