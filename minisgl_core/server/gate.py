@@ -27,7 +27,7 @@ OPEN_PATHS: Final = ("/health", "/ready", "/metrics")
 LONGEST_ID: Final = 128
 MIN_BODY: Final = 1 << 20
 BYTES_PER_TOKEN: Final = 64
-"""More than any prompt has on average: a longer body cannot be served, and is not worth to be parsed."""
+"""More than any prompt has on average: a longer body cannot be served, and is not worth parsing."""
 
 
 class Gate:
@@ -82,9 +82,8 @@ class Gate:
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
-        self._check_size(
-            int(headers.get("content-length") or 0) if headers.get("content-length", "").isdecimal() else 0
-        )
+        length = headers.get("content-length", "")
+        self._check_size(int(length) if length.isdecimal() else 0)
 
     def _check_size(self, size: int) -> None:
         llm = self._state.llm

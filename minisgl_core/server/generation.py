@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minisgl_core.llm.prompts import PreparedPrompt
     from minisgl_core.llm.stream import AsyncStream
 
-    from .metrics import Metrics
+    from .metrics import Metrics, Timing
     from .schema import ChatBody, CompletionBody
     from .state import ServerState
 
@@ -43,7 +43,7 @@ async def answer_completion(request: Request, body: CompletionBody, state: Serve
     prepared = await _run(lambda: llm.prepare(prompts, body.params(), priority=body.priority or 0), size)
     generation = _Generation(request, state, metrics, CompletionShape(), prepared, body.includes_usage)
     if body.stream:
-        return await generation.stream(llm)
+        return generation.stream(llm)
     return await generation.whole(llm, lambda answers, shape: _completion_choices(llm, body, answers, shape))
 
 
@@ -58,7 +58,7 @@ async def answer_chat(request: Request, body: ChatBody, state: ServerState, metr
     )
     generation = _Generation(request, state, metrics, ChatShape(), prepared, body.includes_usage)
     if body.stream:
-        return await generation.stream(llm)
+        return generation.stream(llm)
     return await generation.whole(llm, _chat_choices)
 
 
@@ -108,9 +108,8 @@ class _Generation:
         body = {"object": self._shape.name, **self._head, "choices": choices(answers, self._shape), "usage": used}
         return JSONResponse(body)
 
-    async def stream(self, llm: AsyncLLM) -> Response:
-        """Pieces as they come; a refusal is an answer of its own, before the stream begins."""
-        self._state.need_model()
+    def stream(self, llm: AsyncLLM) -> Response:
+        """Chunks as they come."""
         return EventStream(self._events(llm), self._state.options.stalled_s)
 
     async def _events(self, llm: AsyncLLM) -> AsyncGenerator[dict[str, Any]]:
@@ -149,7 +148,7 @@ class _Generation:
 _Choices = Callable[[Sequence["Completion"], Any], list[dict[str, Any]]]
 
 
-async def _read_all(streams: list[AsyncStream], timing: Any) -> None:
+async def _read_all(streams: list[AsyncStream], timing: Timing) -> None:
     async for _, chunk in merge(list(streams)):
         timing.tokens(len(chunk.token_ids))
 
