@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -215,6 +216,16 @@ def device_fixture() -> Iterator[DeviceFixture]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent / "mutants"))
         yield DeviceFixture("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another test of this process may have left OMP_SCHEDULE as a mutant sets it: then nothing would change."""
+    monkeypatch.delenv("OMP_SCHEDULE", raising=False)
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.role}-{mutant.name}-{mutant.where}")
