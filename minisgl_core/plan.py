@@ -60,6 +60,8 @@ class Choice:
     options: Mapping[str, Any] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
     """Operations that it offers (role ``ops``), or can take into its products (role ``linear``)."""
+    grammars: tuple[str, ...] = ()
+    """The kinds of grammar that it compiles (role ``grammar``)."""
     page_size: int | None = None
     """Page size of its kernels, a divisor of the pool's; None where pages do not matter to it."""
     host_plan: bool = False
@@ -81,7 +83,7 @@ class Choice:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """The inverse of :meth:`to_json`."""
-        return cls(**{**data, "ops": tuple(data["ops"])})
+        return cls(**{**data, "ops": tuple(data["ops"]), "grammars": tuple(data["grammars"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from minisgl_core.plugin_api import ANY, OP_NAMES, ROLES, BackendSpec, Caps, PluginInfo, Role, hookimpl
+from minisgl_core.plugin_api import ANY, GRAMMAR_KINDS, OP_NAMES, ROLES, BackendSpec, Caps, PluginInfo, Role, hookimpl
 
 __all__ = ["MINISGL_PLUGIN"]
 
-_OWN_ROLES: Final[tuple[Role, ...]] = ("graph", "ops", "linear", "comm", "platform", "models")
+_OWN_ROLES: Final[tuple[Role, ...]] = ("graph", "ops", "linear", "comm", "platform", "models", "grammar")
 
 MINISGL_PLUGIN = PluginInfo(name="core", api={role: ">=1,<2" for role in ROLES if role in _OWN_ROLES})
 
@@ -134,4 +134,19 @@ def minisgl_models() -> list[BackendSpec]:
             summary=architecture,
         )
         for name, architecture in _MODELS
+    ]
+
+
+@hookimpl
+def minisgl_grammars() -> list[BackendSpec]:
+    """``none``: what remains where no library is installed; it refuses every grammar and says what to install."""
+    return [
+        BackendSpec(
+            role="grammar",
+            name="none",
+            factory="minisgl_core.builtin.grammar:NoGrammar",
+            caps=(Caps(grammars=GRAMMAR_KINDS),),
+            tier=90,
+            summary="requests with a grammar are refused",
+        )
     ]

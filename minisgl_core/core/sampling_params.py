@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from ..errors import AdmissionError, unknown_name
+from ..plugin_api import Grammar, GrammarError
 
 __all__ = ["HINTS", "MAX_CHOICES", "MAX_LOGPROBS", "SEEDS", "SamplingParams"]
 
@@ -63,6 +64,10 @@ class SamplingParams:
     for each token of the prompt but the first, which nothing predicts; the prompt is then computed from its beginning,
     whatever is cached.
 
+    ``grammar`` g: the form of the answer, a :class:`~minisgl_core.plugin_api.Grammar` or data such as ``{"regex":
+    "..."}``. The answer ends where nothing could follow; ``ignore_eos`` and ``min_tokens`` prolong it as far as its
+    grammar allows, ``stop``, ``stop_token_ids`` and ``max_tokens`` may cut it.
+
     Every parameter may be None, which means the default, and NumPy scalars count as numbers. Raises
     :class:`~minisgl_core.errors.AdmissionError` on a value out of range, :class:`~minisgl_core.errors.UsageError` on
     an unknown name.
@@ -86,6 +91,7 @@ class SamplingParams:
     """``{token id: number added to its logit}``, or pairs of these"""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | Mapping[str, Any] | None = None
 
     def __new__(cls, *args: Any, **given: Any) -> SamplingParams:
         """Refuse unknown names before ``__init__`` does so without a hint."""
@@ -105,6 +111,7 @@ class SamplingParams:
             ("stop", _stop_strings(self.stop)),
             ("stop_token_ids", _stop_ids(self.stop_token_ids)),
             ("logit_bias", _biases(self.logit_bias)),
+            ("grammar", _grammar(self.grammar)),
         )
         for name, value in clean:
             object.__setattr__(self, name, value)
@@ -213,6 +220,17 @@ def _listed(name: str, given: object) -> tuple[object, ...]:
     if not isinstance(given, list | tuple | set | frozenset):
         raise _error(name, given, "give a list")
     return tuple(given)
+
+
+def _grammar(given: object) -> Grammar | None:
+    if given is None or isinstance(given, Grammar):
+        return given
+    if not isinstance(given, Mapping):
+        raise _error("grammar", given, 'give a Grammar, or data such as {"json_schema": {...}}')
+    try:
+        return Grammar.of(given)
+    except GrammarError as error:
+        raise AdmissionError(f"`grammar` cannot be used: {error}", field="grammar", value=dict(given)) from error
 
 
 def _stop_strings(given: object) -> tuple[str, ...]:

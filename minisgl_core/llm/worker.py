@@ -44,6 +44,7 @@ def serve(connection: Connection) -> None:
     from minisgl_core.engine import Engine
     from minisgl_core.env import ENV
     from minisgl_core.modelconfig import read_model_config
+    from minisgl_core.plugin_api import HOST_ROLES
     from minisgl_core.registry import Plan, load_class
     from minisgl_core.scheduler import Scheduler
 
@@ -56,7 +57,8 @@ def serve(connection: Connection) -> None:
     read_model_config(start.config.model_path)
     assert start.config.plan is not None
     for bucket in Plan.from_json(start.config.plan).buckets:
-        load_class(bucket.choice)
+        if bucket.entry.role not in HOST_ROLES:
+            load_class(bucket.choice)
     connection.send(Imported())
     engine = Engine(start.config)
     try:

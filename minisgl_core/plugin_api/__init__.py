@@ -4,6 +4,17 @@ from .attention import AttentionBackend, AttentionSetup, LayerFacts
 from .batch import BatchLike, BatchView, KVPool, StepOutput
 from .comm import CommSetup, Communicator
 from .compiling import cache_dir, compile_once, find_compiled, host_compiler, no_room
+from .grammar import (
+    GRAMMAR_KINDS,
+    CompiledGrammar,
+    Grammar,
+    GrammarBackend,
+    GrammarError,
+    GrammarKind,
+    GrammarSetup,
+    Matcher,
+    mask_words,
+)
 from .graph import GraphHost, GraphRunner, GraphSetup, PoisonHost, padded_size
 from .hooks import HOOK_OF_ROLE, PROJECT, hookimpl
 from .kernels import KernelLibrary
@@ -16,6 +27,7 @@ from .platform import CapturedGraph, Event, MemoryGauge, Platform
 from .spec import (
     ANY,
     API_VERSIONS,
+    HOST_ROLES,
     ROLES,
     AnyValue,
     BackendSpec,
@@ -34,7 +46,9 @@ __all__ = [
     "ANY",
     "API_VERSIONS",
     "FUSABLE_OPS",
+    "GRAMMAR_KINDS",
     "HOOK_OF_ROLE",
+    "HOST_ROLES",
     "OP_NAMES",
     "PROJECT",
     "ROLES",
@@ -50,8 +64,14 @@ __all__ = [
     "CapturedGraph",
     "CommSetup",
     "Communicator",
+    "CompiledGrammar",
     "Event",
     "FusingLinear",
+    "Grammar",
+    "GrammarBackend",
+    "GrammarError",
+    "GrammarKind",
+    "GrammarSetup",
     "GraphHost",
     "GraphLevel",
     "GraphRunner",
@@ -64,6 +84,7 @@ __all__ = [
     "LayerOps",
     "LinearBackend",
     "LinearSetup",
+    "Matcher",
     "MemoryGauge",
     "MoEExecutor",
     "MoESetup",
@@ -86,6 +107,7 @@ __all__ = [
     "find_compiled",
     "hookimpl",
     "host_compiler",
+    "mask_words",
     "no_room",
     "padded_size",
 ]

@@ -29,6 +29,7 @@ HOOK_OF_ROLE = {
     "comm": "minisgl_communicators",
     "platform": "minisgl_platforms",
     "models": "minisgl_models",
+    "grammar": "minisgl_grammars",
 }
 """Which hook offers the backends of each role."""
 
@@ -76,6 +77,11 @@ def minisgl_platforms() -> list[BackendSpec]:  # type: ignore[empty-body]
 @hookspec
 def minisgl_models() -> list[BackendSpec]:  # type: ignore[empty-body]
     """Offer model classes; a spec's caps name the architectures (role ``models``)."""
+
+
+@hookspec
+def minisgl_grammars() -> list[BackendSpec]:  # type: ignore[empty-body]
+    """Offer libraries that keep answers to a grammar (role ``grammar``)."""
 
 
 @hookspec

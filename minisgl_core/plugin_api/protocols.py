@@ -8,6 +8,7 @@ from typing import Final
 from . import (
     AttentionBackend,
     Communicator,
+    GrammarBackend,
     GraphRunner,
     KVKernels,
     LayerOps,
@@ -28,5 +29,6 @@ PROTOCOLS: Final[Mapping[Role, type]] = {
     "linear": LinearBackend,
     "comm": Communicator,
     "platform": Platform,
+    "grammar": GrammarBackend,
 }
 """Models have none: the engine constructs them."""

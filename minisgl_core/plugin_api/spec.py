@@ -13,6 +13,7 @@ from typing import Final, Literal
 __all__ = [
     "ANY",
     "API_VERSIONS",
+    "HOST_ROLES",
     "ROLES",
     "AnyValue",
     "BackendSpec",
@@ -27,12 +28,18 @@ __all__ = [
     "Role",
 ]
 
-Role = Literal["attention", "graph", "kv", "moe", "ops", "linear", "comm", "platform", "models"]
+Role = Literal["attention", "graph", "kv", "moe", "ops", "linear", "comm", "platform", "models", "grammar"]
 Phase = Literal["prefill", "decode"]
 GraphLevel = Literal["never", "decode"]
 
-ROLES: Final[tuple[Role, ...]] = ("attention", "kv", "graph", "moe", "ops", "linear", "comm", "platform", "models")
+ROLES: Final[tuple[Role, ...]] = (
+    *("attention", "kv", "graph", "moe", "ops", "linear", "comm", "platform", "models"),
+    "grammar",
+)
 """All roles, in the order in which solutions are compared."""
+
+HOST_ROLES: Final[frozenset[Role]] = frozenset({"grammar"})
+"""Roles that work on text, in the process of rank 0 alone: they have no device."""
 
 API_VERSIONS: Final[Mapping[str, str]] = {**dict.fromkeys(ROLES, "1.0"), "linear": "1.2", "moe": "1.1"}
 """The version of each role's protocol that this core serves."""
@@ -104,7 +111,8 @@ Ints = OneOf | MultipleOf | AnyValue | None
 class Caps:
     """One capability set; a backend can do what fits any of its sets.
 
-    Fields that a role never asks about may stay empty. Asked are: ``devices`` and ``sm`` of every role but models;
+    Fields that a role never asks about may stay empty. Asked are: ``devices`` and ``sm`` of every role but models and
+    grammar;
     ``dtypes`` of attention, kv, moe, ops, linear, comm; ``kv_dtypes``, ``head_dims``, ``page_sizes``, ``kv_layouts`` of
     attention, kv and the op qk_norm_rope_store; ``gqa_ratios``, ``phases``, ``features`` of attention; ``ops`` of ops;
     ``formats`` of linear (``plain`` = unquantised); ``architectures`` of models; ``graph``, if graphs are requested, of
@@ -132,6 +140,8 @@ class Caps:
     ops: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
+    grammars: tuple[str, ...] = ()
+    """Grammar: the kinds of :class:`Grammar` that it compiles. A request for another kind is refused by name."""
     host_plan: bool = False
     """Attention: ``prepare_for_replay`` is called before each replay of a captured decode step."""
     finite_tail: bool = False

@@ -12,8 +12,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from minisgl_core.errors import nearest
 
 from .devices import DEVICE_KINDS, WORDS, device_kind
+from .grammar import GRAMMAR_KINDS
 from .ops import OP_NAMES
-from .spec import AnyValue, BackendSpec, Caps, MultipleOf, OneOf, Phase, Role
+from .spec import HOST_ROLES, AnyValue, BackendSpec, Caps, MultipleOf, OneOf, Phase, Role
 
 __all__ = ["CAPS_FIELDS", "REQUIRED", "spec_problems", "undeclared", "unused_words"]
 
@@ -55,11 +56,12 @@ _CLOSED: Final[Mapping[str, str]] = {
     "kv_layouts": "KV layout",
     "phases": "phase",
     "ops": "operation",
+    "grammars": "kind of grammar",
 }
 """What a word in each closed field of a capability set is."""
 _FEW: Final = 4
 """Up to this many words are listed even where the right one can be guessed."""
-_LISTS: Final = ("kv_layouts", "phases", "ops", "formats", "architectures")
+_LISTS: Final = ("kv_layouts", "phases", "ops", "formats", "architectures", "grammars")
 _OPEN_LISTS: Final = ("devices", "dtypes", "kv_dtypes", "features")
 _NUMBERS: Final = ("head_dims", "gqa_ratios", "page_sizes")
 _FLAGS: Final = ("host_plan", "finite_tail", "per_row_seed")
@@ -161,8 +163,9 @@ def _caps_problems(caps: Any) -> Iterator[str]:
 
 @cache
 def _known_words(field: str) -> Mapping[str, Sequence[str]]:
-    if field in ("phases", "ops"):
-        return dict.fromkeys(get_args(Phase) if field == "phases" else OP_NAMES, ())
+    if field in ("phases", "ops", "grammars"):
+        words = {"phases": get_args(Phase), "ops": OP_NAMES, "grammars": GRAMMAR_KINDS}[field]
+        return dict.fromkeys(words, ())
     if field == "devices":
         return {name: kind.aliases for name, kind in DEVICE_KINDS.items()}
     found: Mapping[str, Sequence[str]] = WORDS["dtypes" if field == "kv_dtypes" else field]
@@ -196,7 +199,9 @@ def undeclared(spec: BackendSpec) -> list[tuple[int, list[str]]]:
     found = []
     for index, caps in enumerate(spec.caps):
         required = [CAPS_FIELDS[name] for name in REQUIRED.get(spec.role, ())]
-        if spec.role != "models":
+        if spec.role == "grammar":
+            required = ["grammars"]
+        if spec.role not in ("models", *HOST_ROLES):
             kinds = () if isinstance(caps.devices, AnyValue) else caps.devices
             capable = bool(kinds) and all(device_kind(kind).has_capability for kind in kinds)
             required += ["devices", *(["sm"] if capable else [])]

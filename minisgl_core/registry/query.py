@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from minisgl_core.errors import ConfigError
 from minisgl_core.plan import STORING_OP, PlanEntry
-from minisgl_core.plugin_api import OP_NAMES, Phase
+from minisgl_core.plugin_api import HOST_ROLES, OP_NAMES, Phase
 from minisgl_core.plugin_api.devices import DeviceFacts
 from minisgl_core.plugin_api.spec_validation import REQUIRED
 
@@ -126,6 +126,7 @@ def entries_of(query: PlanQuery) -> list[PlanEntry]:
         PlanEntry("comm"),
         PlanEntry("platform"),
         PlanEntry("models"),
+        PlanEntry("grammar"),
     ]
 
 
@@ -173,7 +174,7 @@ def requirement_of(entry: PlanEntry, query: PlanQuery, joint: Joint) -> Requirem
     windows = role == "attention" and bool(short_windows(query))
     values: dict[str, Any] = {name: known[name] for name in fields}
     return Requirement(
-        device=None if role == "models" else query.device,
+        device=None if role == "models" or role in HOST_ROLES else query.device,
         capture=joint.graph and _is_captured(entry, query),
         no_capture=graph_role and query.graph and not joint.graph,
         features=frozenset({"window"}) if windows else frozenset(),
@@ -185,7 +186,7 @@ def _is_captured(entry: PlanEntry, query: PlanQuery) -> bool:
     """Is it a part of decode steps, which are what is captured?"""
     if entry.role == "comm":
         return query.tp_size > 1
-    return entry.phase != "prefill" and entry.role not in ("platform", "models")
+    return entry.phase != "prefill" and entry.role not in ("platform", "models", *HOST_ROLES)
 
 
 def short_windows(query: PlanQuery) -> list[int]:

@@ -164,6 +164,7 @@ def _choice(verdict: Verdict, query: PlanQuery, pool_page_size: int) -> Choice:
         options_model=spec.options,
         options=options_for(candidate, query.options),
         ops=tuple(caps.ops),
+        grammars=tuple(caps.grammars),
         page_size=kernel_page_size(caps.page_sizes, pool_page_size),
         host_plan=caps.host_plan,
         finite_tail=caps.finite_tail,

@@ -46,7 +46,9 @@ def sample_ops(request: pytest.FixtureRequest) -> Any:
 
 
 def test_every_parameter_is_of_a_kind_listed_here() -> None:
-    assert sorted(field.name for field in fields(SamplingParams)) == sorted([*NUMBERS, *INTEGERS, *FLAGS, *LISTS])
+    assert sorted(field.name for field in fields(SamplingParams)) == sorted(
+        [*NUMBERS, *INTEGERS, *FLAGS, *LISTS, "grammar"]
+    )
 
 
 @given(

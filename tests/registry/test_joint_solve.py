@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minisgl_core.errors import BackendError
 from minisgl_core.modelconfig import ModelConfig, RopeConfig
-from minisgl_core.plugin_api import ANY, BackendSpec, Caps, MultipleOf, OneOf
+from minisgl_core.plugin_api import ANY, GRAMMAR_KINDS, BackendSpec, Caps, MultipleOf, OneOf
 from minisgl_core.registry import Candidate, DeviceFacts, PlanQuery, PluginRecord, Registry
 from minisgl_core.registry.solve import solve
 
@@ -89,6 +89,7 @@ BUILT_IN = {
     "comm": Caps(devices=ANY, sm=ANY, dtypes=ANY, graph="decode"),
     "platform": Caps(devices=ANY, sm=ANY),
     "models": Caps(architectures=("Qwen3ForCausalLM",)),
+    "grammar": Caps(grammars=GRAMMAR_KINDS),
     "linear": Caps(devices=ANY, sm=ANY, dtypes=ANY, graph="decode", formats=("plain",)),
 }
 

@@ -30,6 +30,7 @@ def test_auto_on_a_cpu(cpu_sim: None, resolve: Any) -> None:
         "comm": "torch_dist@minisgl-core",
         "platform": "cpu@minisgl-core",
         "models": "qwen3@minisgl-core",
+        "grammar": "none@minisgl-core",
     }
     assert (plan.kv_layout, plan.graph, plan.kv_dtype) == ("NHD", False, "bfloat16")
 
