@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -11,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from minisgl_core.errors import AdmissionError, MinisglError, UsageError, nearest
 
-from .schema import UNSUPPORTED, ChatBody, CompletionBody
+from .schema import NEUTRAL, UNSUPPORTED, ChatBody, CompletionBody
 
 __all__ = ["APIError", "add_handlers", "error_body", "from_engine"]
 
@@ -119,5 +120,8 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 def _unknown_field(name: str) -> APIError:
     if name in UNSUPPORTED:
         return APIError(400, f"`{name}` is not supported; {UNSUPPORTED[name]}", param=name, code="unsupported")
+    if name in NEUTRAL:
+        served = " or ".join(json.dumps(value) for value in NEUTRAL[name])
+        return APIError(400, f"`{name}` can only be {served} here; leave it out", param=name, code="unsupported")
     hint = nearest(name, {*ChatBody.model_fields, *CompletionBody.model_fields})
     return APIError(400, f"unknown field `{name}`{f'; {hint}' if hint else ''}", param=name)

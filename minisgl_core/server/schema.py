@@ -6,13 +6,14 @@ Sources: OpenAI's API reference (completions, chat completions); ``top_k``, ``mi
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from minisgl_core.core import SamplingParams
 
 __all__ = [
+    "NEUTRAL",
     "UNSUPPORTED",
     "AbortBody",
     "ChatBody",
@@ -42,6 +43,26 @@ UNSUPPORTED: dict[str, str] = {
     "use_beam_search": "there is no beam search; set `n` and a `temperature`",
 }
 """Fields of this API that others serve: what to do here instead."""
+
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "add_special_tokens": (True,),
+    "best_of": (1,),
+    "early_stopping": (False,),
+    "include_reasoning": (True,),
+    "length_penalty": (1, 1.0),
+    "modalities": (["text"],),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "return_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "stream_reasoning": (True,),
+    "use_beam_search": (False,),
+}
+"""Fields that routers and clients send along at the values that change nothing. Any other value is refused by name."""
 
 _SAMPLING = (
     "top_p",
@@ -105,6 +126,13 @@ class GenerationBody(Body):
     user: str | None = None
     """Written to the access log; the answer does not depend on it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_the_neutral(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if not _is_neutral(name, value)}
+
     @model_validator(mode="after")
     def _usage_is_of_streams(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -122,6 +150,13 @@ class GenerationBody(Body):
         own: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
         temperature = 1.0 if self.temperature is None else self.temperature
         return SamplingParams(**given, **own, temperature=temperature, logit_bias=_biases(self.logit_bias))
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """JSON's true is no number, though Python's equals 1."""
+    if value is None:
+        return name in NEUTRAL or name in UNSUPPORTED
+    return any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, ()))
 
 
 def _biases(given: dict[str, float] | None) -> dict[Any, float]:

@@ -33,6 +33,29 @@ def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
     return head.encode() + content
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_fields_that_routers_add_change_nothing(served: Served, path: str) -> None:
+    """The fields are those that vllm-router 0.1.17 adds to each body."""
+    text = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    body = {**text, "max_tokens": 4, "temperature": 0}
+    added = {
+        "stream": False,
+        "no_stop_trim": False,
+        "ignore_eos": False,
+        "skip_special_tokens": True,
+        "separate_reasoning": True,
+        "stream_reasoning": True,
+        "return_hidden_states": False,
+        "include_reasoning": True,
+        "best_of": 1,
+        "suffix": None,
+    }
+    plain, routed = (post(served, path, each) for each in (body, {**body, **added}))
+    assert plain.status_code == 200
+    assert routed.status_code == 200, routed.text
+    assert plain.json()["choices"] == routed.json()["choices"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
@@ -53,6 +76,9 @@ def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
         ({"prompt": "x", "stop": [1]}, 400, "`stop`: give a text or a list of texts"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "`logit_bias`"),
         ({"prompt": "x", "best_of": 2}, 400, "`best_of` is not supported"),
+        ({"prompt": "x", "best_of": True}, 400, "`best_of` is not supported"),
+        ({"prompt": "x", "skip_special_tokens": False}, 400, "`skip_special_tokens` can only be true here"),
+        ({"prompt": "x", "service_tier": "flex"}, 400, '`service_tier` can only be "auto" or "default" here'),
         ({"prompt": "x", "stream": True, "echo": True}, 400, "`echo` is given with `stream`"),
         ({"prompt": "x", "model": "other"}, 404, "the model 'other' is not served here"),
         ({"prompt": [5] * 65, "max_tokens": 1}, 400, "the context is 64 tokens"),
