@@ -17,7 +17,7 @@ import torch
 from minisgl_core import __version__
 from minisgl_core.builtin.devices import detect_device
 
-__all__ = ["UNKNOWN", "commit", "provenance", "versions"]
+__all__ = ["UNKNOWN", "commit", "invocation", "provenance", "versions"]
 
 UNKNOWN: Final = "unknown"
 
@@ -29,8 +29,13 @@ def provenance(device: str = "auto", at_commit: str | None = None) -> dict[str, 
         "commit": at_commit or commit(),
         "device": found.name or str(found),
         "versions": versions(),
-        "command": shlex.join([Path(sys.argv[0]).name, *map(_without_folder, sys.argv[1:])]),
+        "command": invocation(),
     }
+
+
+def invocation() -> str:
+    """The command line of this process."""
+    return shlex.join([Path(sys.argv[0]).name, *map(_without_folder, sys.argv[1:])])
 
 
 def _without_folder(argument: str) -> str:

@@ -44,6 +44,9 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "replay": CommandEntry("minisgl_core.cli.replay", "Replay a step recording on a backend, without the model."),
     "calibrate": CommandEntry("minisgl_core.cli.calibrate", "Measure which backends are fastest on this machine."),
     "bench": CommandEntry("minisgl_core.cli.bench", "Measure throughput and latency on fixed workloads."),
+    "bench online": CommandEntry(
+        "minisgl_core.cli.bench_online", "Measure a server under a load of streamed requests."
+    ),
     "doctor": CommandEntry("minisgl_core.cli.doctor", "Diagnose the installation and suggest remedies."),
     "new-plugin": CommandEntry("minisgl_core.cli.new_plugin", "Write a new plugin from a template."),
     "demo-model": CommandEntry("minisgl_core.cli.demo_model", "Download the demo model and print its path."),
@@ -65,6 +68,8 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, *rest = args
+        if rest and f"{name} {rest[0]}" in COMMANDS:
+            name, rest = f"{name} {rest[0]}", rest[1:]
         if name not in COMMANDS:
             hint = nearest(name, COMMANDS) or f"the commands are {', '.join(COMMANDS)}"
             raise click.UsageError(f"unknown command {name!r}; {hint}", ctx)

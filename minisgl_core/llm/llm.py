@@ -101,6 +101,11 @@ class BaseLLM:
         return self.scheduler.limits.max_total_len
 
     @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.scheduler.limits.vocab_size
+
+    @property
     def shadow_report(self) -> ShadowReport | None:
         """The comparison with a second backend (setting ``shadow``) so far; None without one."""
         report: ShadowReport | None = getattr(self._engine.engine.observer, "shadow_report", None)

@@ -154,6 +154,7 @@ def _add_operations(app: FastAPI, state: ServerState, metrics: Metrics) -> None:
         versions = {name: importlib.metadata.version(name) for name in ("torch", "fastapi", "uvicorn")}
         return {
             "model": state.options.model_name,
+            "vocab_size": llm.vocab_size,
             "plan": llm.plan.to_json(),
             "config": _as_json(llm.engine_config),
             "versions": {"minisgl-core": __version__, **versions},
