@@ -103,14 +103,14 @@ def measure(rounds: int, tokens: int) -> dict[str, list[tuple[float, float]]]:
     with tempfile.TemporaryDirectory() as folder:
         llm, async_llm = both_faces(write_geometry(geometry("tiny"), Path(folder)))
         launches: list[tuple[float, float]] = []
-        forward: Any = llm.engine.forward_batch
+        launch: Any = llm.engine.launch
 
         def timed(batch: Any, mode: Any) -> Any:
             if batch.is_decode:
                 launches.append((time.perf_counter(), time.thread_time()))
-            return forward(batch, mode)
+            return launch(batch, mode)
 
-        llm.engine.forward_batch = timed  # type: ignore[method-assign]
+        llm.engine.launch = timed  # type: ignore[method-assign]
         turns = ways(llm, async_llm, params)
         for number in tqdm(range(rounds + 1), desc="rounds"):  # the first round is a warm-up
             for name, answer in turns.items():

@@ -94,12 +94,12 @@ class TimedGraphs:
     clock = staticmethod(time.perf_counter_ns)
 
     def __init__(self, engine: Engine) -> None:
-        runner, self._forward = engine.graph_runner, engine.forward_batch
+        runner, self._finish = engine.graph_runner, engine.finish
         self.pad_batch, self.can_replay, self.close = runner.pad_batch, runner.can_replay, runner.close
         self._replay = runner.replay
         self.replays = self.launching = self.waiting = 0
         engine.graph_runner = self
-        engine.forward_batch = self._forward_timed  # type: ignore[method-assign]
+        engine.finish = self._finish_timed  # type: ignore[method-assign]
 
     def replay(self, batch: Batch) -> StepOutput:
         begin = self.clock()
@@ -108,8 +108,8 @@ class TimedGraphs:
         self.replays += 1
         return out
 
-    def _forward_timed(self, batch: Batch, mode: Any) -> ForwardOutput:
-        out = self._forward(batch, mode)
+    def _finish_timed(self, batch: Batch, step: StepOutput) -> ForwardOutput:
+        out = self._finish(batch, step)
 
         def wait() -> None:
             begin = self.clock()

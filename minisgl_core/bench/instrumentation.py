@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from minisgl_core.scheduler import PromptOut, TokenOut, TokenOuts
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
     from minisgl_core.core import Batch
     from minisgl_core.engine import Engine, ForwardOutput
-    from minisgl_core.plugin_api import Event, SamplingMode
+    from minisgl_core.plugin_api import Event, SamplingMode, StepOutput
     from minisgl_core.scheduler import Scheduler
 
 __all__ = ["Clock", "Instrumentation", "StepKind", "StepTime"]
 
+_T = TypeVar("_T")
 Clock = Callable[[], float]
 StepKind = Literal["steady", "changed", "prefill"]
 """The kind of a step.
@@ -38,7 +39,7 @@ class StepTime(NamedTuple):
     kind: StepKind
     host: float
     launch: float
-    """Part of ``host``: launching the pass, in ``Engine.forward_batch``."""
+    """Part of ``host``: launching the pass, in ``Engine.launch`` and ``Engine.finish``."""
 
 
 class Instrumentation:
@@ -46,7 +47,7 @@ class Instrumentation:
 
     def __init__(self, engine: Engine, scheduler: Scheduler, clock: Clock) -> None:
         self._engine, self._scheduler, self._clock = engine, scheduler, clock
-        self._forward, self._step = engine.forward_batch, scheduler.step
+        self._launch_pass, self._finish_pass, self._step = engine.launch, engine.finish, scheduler.step
         self._computes = engine.device.type == "cpu"
         self._events: list[tuple[Event, Event]] = []
         self._rows: np.ndarray | None = None
@@ -63,16 +64,17 @@ class Instrumentation:
         """By uid."""
 
     def __enter__(self) -> Instrumentation:
-        self._engine.forward_batch = self._timed_forward  # type: ignore[method-assign]
+        self._engine.launch = self._timed_launch  # type: ignore[method-assign]
+        self._engine.finish = self._timed_finish  # type: ignore[method-assign]
         self._scheduler.step = self._timed_step  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._engine.forward_batch, self._scheduler.step
+        del self._engine.launch, self._engine.finish, self._scheduler.step
 
     def device_seconds(self) -> float:
-        """Seconds between the first and the last operation of each pass, gaps included. Call it when
-        all work is done.
+        """Seconds between the first and the last operation of each pass, gaps included, except the one between its
+        step and its postprocessing. Call it when all work is done.
         """
         self._engine.platform.synchronize()
         return sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
@@ -111,17 +113,26 @@ class Instrumentation:
                 ended = True
         return ended
 
-    def _timed_forward(self, batch: Batch, mode: SamplingMode) -> ForwardOutput:
+    def _timed_launch(self, batch: Batch, mode: SamplingMode) -> StepOutput:
         entered = self._clock()
         self._note_pass(batch)
+        self._measuring += self._clock() - entered
+        return self._timed(self._launch_pass, batch, mode)
+
+    def _timed_finish(self, batch: Batch, step: StepOutput) -> ForwardOutput:
+        out = self._timed(self._finish_pass, batch, step)
+        return out._replace(copied=_TimedWait(out.copied, self._wait))
+
+    def _timed(self, call: Callable[..., _T], *args: Any) -> _T:
+        """Part of a pass: ``call(*args)``, with the time that it takes on the host and on the device."""
+        entered = self._clock()
         begin, end = (self._engine.platform.new_event(timing=True) for _ in range(2))
         self._events.append((begin, end))
         begin.record()
         launched = self._clock()
-        out = self._forward(batch, mode)
+        out = call(*args)
         done = self._clock()
         end.record()
-        out = out._replace(copied=_TimedWait(out.copied, self._wait))
         self._launch += done - launched
         self._measuring += launched - entered + self._clock() - done
         return out

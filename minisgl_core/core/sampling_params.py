@@ -164,14 +164,10 @@ class SamplingParams:
         return not self.is_greedy and (self.top_k > 1 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property
-    def reads_output(self) -> bool:
-        """Penalties are in force: each token depends on the text before it, which the host knows."""
-        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
-
-    @property
     def changes_logits(self) -> bool:
         """Penalties or biases are in force, as long as it runs."""
-        return self.reads_output or bool(self.logit_bias)
+        has_penalties = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        return bool(has_penalties or self.logit_bias)
 
 
 def _derived_seed(seed: int | None, choice: int) -> int | None:

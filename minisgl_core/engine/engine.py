@@ -15,7 +15,7 @@ from minisgl_core.checkpoint import head_is_tied, load_weights, open_source
 from minisgl_core.core import Batch, Context
 from minisgl_core.inputs import warn_once
 from minisgl_core.modelconfig import dequantised, read_model_config
-from minisgl_core.plugin_api import MemoryGauge
+from minisgl_core.plugin_api import MemoryGauge, StepOutput
 from minisgl_core.registry import build, load_class
 from minisgl_core.registry.records import CORE
 from minisgl_core.settings.variables import check_variables
@@ -33,10 +33,12 @@ from .step import ForwardOutput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from minisgl_core.plugin_api import SamplingMode, StepOutput
+    from minisgl_core.plugin_api import SamplingMode
 
     from .config import EngineConfig
+    from .logprobs import LogprobRows
     from .observer import Observer
+    from .scoring import PromptScores
 
 __all__ = ["Engine"]
 
@@ -215,23 +217,56 @@ class Engine:
     # One pass.
 
     def forward_batch(self, batch: Batch, mode: SamplingMode) -> ForwardOutput:
-        """Launch one pass over ``batch``; returns before the device is done. Calls ``complete_one`` on each Req."""
+        """One whole pass: :meth:`launch` and :meth:`finish`."""
+        return self.finish(batch, self.launch(batch, mode))
+
+    def launch(self, batch: Batch, mode: SamplingMode) -> StepOutput:
+        """Launch the step of ``batch``: it samples every row from the model's own logits (B, V). Returns before the
+        device is done. Calls ``complete_one`` on each Req.
+        """
         batch.mode = mode
         with torch.inference_mode():  # as a decorator it would be one more frame of every step
             if not batch.padded_size:
                 self.graph_runner.pad_batch(batch)
             if batch.is_decode and self.graph_runner.can_replay(batch):
                 self.inputs.upload_decode(batch)
-                out = self.graph_runner.replay(batch)
+                out: StepOutput = self.graph_runner.replay(batch)
             else:
                 if batch.view is None:
                     self.attn_backend.prepare_metadata(batch)
                 else:
                     self.state.refresh(batch)
                 out = self._run_step(batch)
-            if batch.size == out.next_tokens.shape[0]:
-                return self._finish_pass(batch, out.logits, out.next_tokens)
-            return self._finish_pass(batch, out.logits[: batch.size], out.next_tokens[: batch.size])
+            if batch.size != out.next_tokens.shape[0]:
+                out = StepOutput(out.logits[: batch.size], out.next_tokens[: batch.size])
+        if batch.is_decode:
+            self.state.advance_host(batch)
+        batch.complete_one()
+        return out
+
+    def finish(self, batch: Batch, step: StepOutput) -> ForwardOutput:
+        """Postprocess the step of ``batch``, which was launched last, and copy its tokens to the host.
+
+        The Reqs must have all tokens of earlier passes on the host: penalties read them.
+        """
+        tokens, logprob_rows, prompt_scores = step.next_tokens, None, None
+        if batch.scored is not None or self.sampler.needs_postprocessing:
+            tokens, logprob_rows, prompt_scores = self._postprocess(batch, step)
+        buffer, copied = self._host_tokens[self._turn]
+        self._turn = (self._turn + 1) % OUTPUT_DEPTH
+        host = buffer[: batch.size]
+        host.copy_(tokens, non_blocking=True)
+        copied.record()
+        return ForwardOutput(tokens, host, step.logits, copied, logprob_rows, prompt_scores)
+
+    @torch.inference_mode()
+    def _postprocess(
+        self, batch: Batch, step: StepOutput
+    ) -> tuple[torch.Tensor, LogprobRows | None, PromptScores | None]:
+        prompt_scores = None if batch.scored is None else self.stepper.score_prompts(batch)
+        if not self.sampler.needs_postprocessing:
+            return step.next_tokens, None, prompt_scores
+        return *self.stepper.postprocess_logits(step.logits, step.next_tokens, batch), prompt_scores
 
     def distrust(self, pages: np.ndarray | None = None) -> None:
         """Free pages (N,) int32 may hold NaN; None: all may, if a pass has run. Where attention needs the unused tail
@@ -242,22 +277,6 @@ class Engine:
         if pages is None:
             pages = np.arange(self.num_pages if self.state.has_run else 0, dtype=np.int32)
         self.kv_cache.zero_pages(pages)
-
-    def _finish_pass(self, batch: Batch, logits: torch.Tensor, tokens: torch.Tensor) -> ForwardOutput:
-        logprob_rows, prompt_scores = None, None
-        if batch.scored is not None:
-            prompt_scores = self.stepper.score_prompts(batch)
-        if self.sampler.needs_postprocessing:
-            tokens, logprob_rows = self.stepper.postprocess_logits(logits, tokens, batch)
-        buffer, copied = self._host_tokens[self._turn]
-        self._turn = (self._turn + 1) % OUTPUT_DEPTH
-        host = buffer[: batch.size]
-        host.copy_(tokens, non_blocking=True)
-        copied.record()
-        if batch.is_decode:
-            self.state.advance_host(batch)
-        batch.complete_one()
-        return ForwardOutput(tokens, host, logits, copied, logprob_rows, prompt_scores)
 
     def shutdown(self) -> None:
         """Free graphs, pool, backends and connections, in this order. Calling it twice is harmless.

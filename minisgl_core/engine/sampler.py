@@ -38,7 +38,7 @@ class Sampler:
         """Whether the row's logits are changed or read after the step. By what, and how many, is in the next lists."""
         self._row_processor: list[RowProcessor | None] = [None] * (state.dummy_row + 1)
         self._ban_until = np.zeros(state.dummy_row + 1, dtype=np.int64)
-        """The ``device_len`` from which on the row's Req may end; 0 where it may end at any time"""
+        """Tokens of the row's Req after which it may end; 0 where it may end at any time"""
         self._row_logprobs = np.full(state.dummy_row + 1, -1, dtype=np.int64)
         """-1 = none"""
         self._row_mode = np.zeros(state.dummy_row + 1, dtype=np.int8)
@@ -83,7 +83,7 @@ class Sampler:
         """Let Reqs end that have their ``min_tokens``; without another processor the step samples them again."""
         rows = batch.rows_host()
         until = self._ban_until[rows]
-        ended = rows[(until > 0) & (until <= batch.device_lens())]
+        ended = rows[(until > 0) & (until < batch.device_lens())]  # these count the token to sample
         if ended.size:
             self._ban_until[ended] = 0
             for row in ended.tolist():

@@ -176,7 +176,7 @@ class ReqState:
 
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """A scheduled batch whose tokens have not been processed. ``out`` is set when it is launched."""
+    """A scheduled batch whose tokens have not been processed. ``out`` is set when its pass is finished."""
 
     batch: Batch
     uids: list[int]
@@ -237,6 +237,8 @@ class EngineLike(Protocol):
     @property
     def config(self) -> Any: ...
 
-    def forward_batch(self, batch: Batch, mode: Any) -> ForwardOutputLike: ...
+    def launch(self, batch: Batch, mode: Any) -> Any: ...
+
+    def finish(self, batch: Batch, step: Any) -> ForwardOutputLike: ...
 
     def distrust(self, pages: np.ndarray | None = None) -> None: ...

@@ -69,6 +69,7 @@ class Scheduler:
 
     With overlap a step launches its pass before it processes the tokens of the previous one. A Req that ends may
     therefore be part of one more pass: its token is dropped, and its row and pages are kept until it is processed.
+    What the host adds to a pass, such as penalties, it adds after it has processed the previous one.
     """
 
     def __init__(
@@ -109,8 +110,6 @@ class Scheduler:
         """Reqs that have ended but are part of the pass in flight."""
         self._finished_in_flight = np.zeros(engine.max_running_req, dtype=bool)
         """(R,) their rows"""
-        self._num_synchronous = 0
-        """Reqs whose next token is sampled with the help of their previous one on the host."""
         self._steps = 0
         self._consecutive_prefills = 0
         self._preemptions = 0
@@ -193,16 +192,18 @@ class Scheduler:
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def step(self) -> TokenOuts:
-        """Schedule and launch one pass, then process the previous one (without overlap: this one)."""
+        """Schedule and launch one pass, process the previous one, and finish the launched one, which may read the
+        tokens that were processed. Without overlap, process it as well.
+        """
         self._steps += 1
-        if self._num_synchronous:
-            self._drain()
+        engine = self._engine
         if (scheduled := self._schedule()) is not None:
-            batch = scheduled.batch
-            scheduled.out = self._engine.forward_batch(batch, self._engine.sampler.prepare(batch))
+            launched = engine.launch(scheduled.batch, engine.sampler.prepare(scheduled.batch))
         previous, self._in_flight = self._in_flight, scheduled
         if previous is not None:
             self._process(previous)
+        if scheduled is not None:
+            scheduled.out = engine.finish(scheduled.batch, launched)
         if not self._overlap:
             self._drain()
         if self._check:
@@ -248,7 +249,6 @@ class Scheduler:
         if not pending.prompt_out_sent and pending.params.prompt_logprobs is None:
             self._outs.append(PromptOut(req.uid, req.cached_len))
             pending.prompt_out_sent = True
-        self._num_synchronous += req.sampling_params.reads_output
 
     def _schedule_decode(self) -> InFlightBatch | None:
         if not self._decode.steps_until_refresh and not self._refresh_decode():
@@ -296,7 +296,9 @@ class Scheduler:
             self._add_prompt_logprobs(done.batch.reqs[row], scores, row in done.chunks)
         tokens = done.out.next_tokens_cpu.numpy()
         logprobs = done.out.logprobs()
-        special = self._special_rows(done, tokens) if logprobs is None else np.ones(len(tokens), dtype=bool)
+        special = self._special_rows(done, tokens)
+        if logprobs is not None:
+            special |= [entry is not None for entry in logprobs]
         if not special.any():
             self._append_tokens(done.uids, done.rows, tokens)
             return
@@ -378,5 +380,4 @@ class Scheduler:
     def _release(self, req: Req) -> None:
         self._resources.release(req)
         del self._reqs[req.uid]
-        self._num_synchronous -= req.sampling_params.reads_output
         self._prefill.unblock()

@@ -159,7 +159,7 @@ class StubEngine:
             assert out.waited or not np.isin(slots, out.touched).any(), "a page is wiped that a pass in flight uses"
         self.kv[slots] = UNWRITTEN
 
-    def forward_batch(self, batch: Batch, mode: Any) -> StubOutput:
+    def launch(self, batch: Batch, mode: Any) -> StubOutput:
         self.state.flush()
         self.seen.append((batch.phase, [(req.uid, req.cached_len, req.device_len) for req in batch.reqs]))
         busy = [out.touched for out in self._in_flight if not out.waited]
@@ -169,11 +169,26 @@ class StubEngine:
         tokens = [self._read_and_sample(req) for req in batch.reqs]
         rows = [self._logprobs(req, token) for req, token in zip(batch.reqs, tokens, strict=True)]
         scores = self._score_prompts(batch) if batch.is_prefill else {}
-        for req in batch.reqs:
-            req.complete_one()
+        batch.complete_one()
         out = StubOutput(tokens, touched, rows if any(rows) else None, scores)
         self._in_flight = [*(out for out in self._in_flight if not out.waited), out]
         return out
+
+    def finish(self, batch: Batch, step: StubOutput) -> StubOutput:
+        if self._in_flight[-1] is not step:
+            raise RuntimeError("another pass was launched before this one was finished")
+        for row, req in enumerate(batch.reqs):
+            if req.sampling_params.changes_logits and step.tokens[row] >= 0:
+                step.tokens[row] = self._sample_again(req)
+        return step
+
+    def _sample_again(self, req: Req) -> int:
+        """The next token, read from the tokens on the host. They must be complete, unless the Req has ended."""
+        if req.num_tokens < req.device_len - 1 and req.extra.outcome is None:
+            raise RuntimeError(f"{req} is finished before its last token was processed: {req.num_tokens} are known")
+        token = next_token(req.tokens[: req.device_len - 1], self.vocab_size)
+        self.state.last_token[req.table_idx] = token
+        return token
 
     def _store(self, batch: Batch, req: Req, busy: list[np.ndarray]) -> None:
         row = self.state.page_table[req.table_idx]
@@ -226,10 +241,13 @@ class NullEngine(StubEngine):
         super().__init__(**settings)
         self._tokens = torch.ones(self.max_running_req, dtype=torch.int32)
 
-    def forward_batch(self, batch: Batch, mode: Any) -> Any:
+    def launch(self, batch: Batch, mode: Any) -> Any:
         self.state.staged.clear()
         batch.complete_one()
         return _NullOutput(self._tokens[: batch.size])
+
+    def finish(self, batch: Batch, step: Any) -> Any:
+        return step
 
 
 @dataclass

@@ -43,23 +43,23 @@ def expected(answers: Callable[[str], Any]) -> Any:
 
 def test_case_103_calls_of_several_threads_are_served_together(llm: LLM, expected: Any) -> None:
     rows: list[int] = []
-    forward = llm.engine.forward_batch
+    launch = llm.engine.launch
 
     def watched(batch: Any, mode: Any) -> Any:
         rows.append(batch.size)
-        return forward(batch, mode)
+        return launch(batch, mode)
 
     def call(turn: int) -> bool:
         which = turn % 3
         (answer,) = llm.generate([expected.prompts[which]], greedy(16), progress=False)
         return bool(answer.token_ids == expected.continuations[which])
 
-    llm.engine.forward_batch = watched  # type: ignore[method-assign]
+    llm.engine.launch = watched  # type: ignore[method-assign]
     try:
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(call, range(48))) == [True] * 48
     finally:
-        del llm.engine.forward_batch
+        del llm.engine.launch
     assert max(rows) > 2, "they shared passes"
     assert not llm.scheduler.has_work
 

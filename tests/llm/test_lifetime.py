@@ -42,15 +42,15 @@ def test_an_error_of_a_step_reaches_every_call_that_waits(
 ) -> None:
     llm = LLM(ensure_checkpoint("q3-text"), **SETTINGS)
     slow_down(llm)
-    forward, passes = llm.engine.forward_batch, [0]
+    launch, passes = llm.engine.launch, [0]
 
     def breaks(batch: Any, mode: Any) -> Any:
         passes[0] += 1
         if passes[0] > 10:
             raise RuntimeError("device lost")
-        return forward(batch, mode)
+        return launch(batch, mode)
 
-    monkeypatch.setattr(llm.engine, "forward_batch", breaks)
+    monkeypatch.setattr(llm.engine, "launch", breaks)
     raised: list[BaseException] = []
 
     def call(streams: bool) -> None:

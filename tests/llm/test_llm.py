@@ -286,7 +286,7 @@ def test_after_shutdown_and_after_a_failed_step_nothing_pretends_to_work(
     def broken(*_: Any) -> Any:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(llm.engine, "forward_batch", broken)
+    monkeypatch.setattr(llm.engine, "launch", broken)
     with pytest.raises(RuntimeError, match="device lost"):
         llm.generate(expected.prompts, GREEDY, progress=False)
     with pytest.raises(EngineError, match="stopped after an error: device lost"):

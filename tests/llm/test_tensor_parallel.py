@@ -147,7 +147,7 @@ Engine.{method} = broken
 """
 
 
-@pytest.mark.parametrize("method", ["_load_weights", "forward_batch"])
+@pytest.mark.parametrize("method", ["_load_weights", "launch"])
 def test_case_59_a_rank_that_raises_later_says_why(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ import torch
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import ForwardOutput
 from minisgl_core.modelconfig.geometries import geometry
+from minisgl_core.plugin_api import StepOutput
 from minisgl_core.scheduler import PromptOut, TokenOut, TokenOuts, TokenRun
 
 __all__ = ["TimedLLM"]
@@ -54,8 +55,11 @@ class _Platform:
 
 
 class _Engine(SimpleNamespace):
-    def forward_batch(self, batch: Any, mode: str) -> ForwardOutput:
-        return self.llm.forward(batch)  # type: ignore[no-any-return]
+    def launch(self, batch: Any, mode: str) -> StepOutput:
+        return self.llm.launch(batch)  # type: ignore[no-any-return]
+
+    def finish(self, batch: Any, step: StepOutput) -> ForwardOutput:
+        return self.llm.finish(batch)  # type: ignore[no-any-return]
 
 
 class _Scheduler:
@@ -144,7 +148,7 @@ class TimedLLM:
             is_decode=self._rows is not None, is_prefill=self._rows is None, size=len(chosen), table_idx=self._rows,
             cached_lens=lambda: np.array([lengths[0]]), device_lens=lambda: np.array([lengths[1]]),
         )  # fmt: skip
-        self.engine.forward_batch(batch, "random").wait()
+        self.engine.finish(batch, self.engine.launch(batch, "random")).wait()
         self.spend(3)
         outs = list(self._process(chosen))
         return TokenOuts([PromptOut(chosen[0].uid, lengths[0]), *outs] if batch.is_prefill else outs)
@@ -154,13 +158,19 @@ class TimedLLM:
         shared = [sum(1 for _ in iter_common(prompt, other)) for other in self._cache]
         return min(max(shared, default=0), len(prompt) - 1)
 
-    def forward(self, batch: Any) -> ForwardOutput:
+    def launch(self, batch: Any) -> StepOutput:
         self.spend(2)
-        new = int(batch.device_lens().sum() - batch.cached_lens().sum())
-        takes = 5 if batch.is_decode else 10 * new
+        takes = self._takes(batch)
         self.device_ms += takes
         if self.on_cpu:
             self.spend(takes)
+        return StepOutput(torch.empty(0), torch.empty(0))
+
+    def _takes(self, batch: Any) -> int:
+        return 5 if batch.is_decode else 10 * int(batch.device_lens().sum() - batch.cached_lens().sum())
+
+    def finish(self, batch: Any) -> ForwardOutput:
+        takes = self._takes(batch)
         wait = SimpleNamespace(synchronize=lambda: None if self.on_cpu else self.spend(takes))
         return ForwardOutput(**{**dict.fromkeys(ForwardOutput._fields), "copied": wait})  # type: ignore[arg-type]
 

@@ -88,14 +88,14 @@ def logits_of(model: Path, plan: Plan) -> torch.Tensor:
             fan = target.storage.shape[-1]
             is_norm = "norm" in target.name
             target.storage.normal_(float(is_norm), 0.3 if is_norm else fan**-0.5, generator=draw)
-        forward = engine.forward_batch
+        launch = engine.launch
 
         def listen(batch: Any, mode: Any) -> Any:
-            out = forward(batch, mode)
+            out = launch(batch, mode)
             seen.append(out.logits.float().clone())
             return out
 
-        engine.forward_batch = listen  # type: ignore[method-assign]
+        engine.launch = listen  # type: ignore[method-assign]
         lengths = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (2, 4)]
         llm.generate([list(prompt) for prompt in PROMPTS], lengths, progress=False)
     return torch.cat(seen)
