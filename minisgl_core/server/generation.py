@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minisgl_core.llm.stream import AsyncStream
 
     from .metrics import Metrics, Timing
-    from .schema import ChatBody, CompletionBody
+    from .schema import ChatBody, CompletionBody, GenerationBody
     from .state import ServerState
 
 __all__ = ["answer_chat", "answer_completion"]
@@ -41,7 +41,7 @@ async def answer_completion(request: Request, body: CompletionBody, state: Serve
     prompts = body.prompts
     size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
     prepared = await _run(lambda: llm.prepare(prompts, body.params(), priority=body.priority or 0), size)
-    generation = _Generation(request, state, metrics, CompletionShape(), prepared, body.includes_usage)
+    generation = _Generation(request, state, metrics, CompletionShape(), prepared, body)
     if body.stream:
         return generation.stream(llm)
     return await generation.whole(llm, lambda answers, shape: _completion_choices(llm, body, answers, shape))
@@ -56,7 +56,7 @@ async def answer_chat(request: Request, body: ChatBody, state: ServerState, metr
         lambda: llm.prepare_chat(body.messages, body.params(), priority=body.priority or 0, **body.template_options()),
         size,
     )
-    generation = _Generation(request, state, metrics, ChatShape(), prepared, body.includes_usage)
+    generation = _Generation(request, state, metrics, ChatShape(), prepared, body)
     if body.stream:
         return generation.stream(llm)
     return await generation.whole(llm, _chat_choices)
@@ -76,10 +76,11 @@ class _Generation:
         metrics: Metrics,
         shape: CompletionShape | ChatShape,
         prepared: list[PreparedPrompt],
-        includes_usage: bool,
+        body: GenerationBody,
     ) -> None:
         self._request, self._state, self._metrics = request, state, metrics
-        self._shape, self._prepared, self._includes_usage = shape, prepared, includes_usage
+        self._shape, self._prepared, self._includes_usage = shape, prepared, body.includes_usage
+        self._so_far = _usage_so_far(prepared, 0) if body.continuous_usage else None
         self._id = request.state.request_id
         self._sequences = sum(prompt.params.n for prompt in prepared)
         self._head = {
@@ -123,6 +124,9 @@ class _Generation:
                 async for which, chunk in merge(list(streams)):
                     timing.tokens(len(chunk.token_ids))
                     _raise_error(chunk.error)
+                    if self._so_far is not None:
+                        generated = self._so_far["completion_tokens"] + len(chunk.token_ids)
+                        self._so_far = _usage_so_far(self._prepared, generated)
                     yield self._chunk([self._piece(firsts[which] + chunk.choice, chunk)])
             finally:
                 for stream in streams:
@@ -135,7 +139,7 @@ class _Generation:
         return self._shape.delta(index, chunk.text, chunk.finish_reason, chunk.logprobs, chunk.stop_reason)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        usages = {"usage": None} if self._includes_usage else {}
+        usages = {"usage": self._so_far} if self._includes_usage else {}
         return {"object": self._shape.chunk_name, **self._head, "choices": choices, **usages, **more}
 
     def _account(self, answers: Sequence[Completion]) -> dict[str, Any]:
@@ -151,6 +155,11 @@ _Choices = Callable[[Sequence["Completion"], Any], list[dict[str, Any]]]
 async def _read_all(streams: list[AsyncStream], timing: Timing) -> None:
     async for _, chunk in merge(list(streams)):
         timing.tokens(len(chunk.token_ids))
+
+
+def _usage_so_far(prepared: Sequence[PreparedPrompt], generated: int) -> dict[str, int]:
+    prompt = sum(len(one.input_ids) for one in prepared)
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
 def _first_indices(prepared: Sequence[PreparedPrompt]) -> list[int]:

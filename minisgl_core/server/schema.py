@@ -93,6 +93,7 @@ class StreamOptions(Body):
     """``stream_options``"""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class ResponseFormat(Body):
@@ -143,6 +144,11 @@ class GenerationBody(Body):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         """How to sample. Raises :class:`~minisgl_core.errors.AdmissionError` for a value out of range."""

@@ -100,6 +100,23 @@ def test_a_stream_ends_with_the_usage_that_was_requested(client: OpenAI) -> None
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_every_chunk_of_a_stream_may_have_the_usage_so_far(client: OpenAI) -> None:
+    chunks = list(
+        client.completions.create(
+            model="tiny",
+            prompt=[[5, 6, 7], [8, 9]],
+            max_tokens=5,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+            extra_body={"ignore_eos": True},
+        )
+    )
+    used = [chunk.usage for chunk in chunks]
+    assert all(one is not None and one.prompt_tokens == 5 for one in used)
+    counts = [one.completion_tokens for one in used if one is not None]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-2:] == [10, 10]
+
+
 def test_a_stop_string_ends_an_answer_and_is_not_part_of_it(client: OpenAI, alone: LLM) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.8, seed=3, ignore_eos=True)
     (whole,) = alone.generate([PROMPTS[0]], params)
