@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from minisgl_core.plugin_api import ANY, GRAMMAR_KINDS, OP_NAMES, ROLES, BackendSpec, Caps, PluginInfo, Role, hookimpl
+from minisgl_core.plugin_api import (
+    ANY,
+    GRAMMAR_KINDS,
+    OP_NAMES,
+    PARSER_PARTS,
+    ROLES,
+    BackendSpec,
+    Caps,
+    PluginInfo,
+    Role,
+    hookimpl,
+)
 
 __all__ = ["MINISGL_PLUGIN"]
 
-_OWN_ROLES: Final[tuple[Role, ...]] = ("graph", "ops", "linear", "comm", "platform", "models", "grammar")
+_OWN_ROLES: Final[tuple[Role, ...]] = ("graph", "ops", "linear", "comm", "platform", "models", "grammar", "parser")
 
 MINISGL_PLUGIN = PluginInfo(name="core", api={role: ">=1,<2" for role in ROLES if role in _OWN_ROLES})
 
@@ -149,4 +160,59 @@ def minisgl_grammars() -> list[BackendSpec]:
             tier=90,
             summary="requests with a grammar are refused",
         )
+    ]
+
+
+@hookimpl
+def minisgl_parsers() -> list[BackendSpec]:
+    """The forms of known chat templates, and ``none`` for all others."""
+    package = "minisgl_core.builtin.parsers"
+    return [
+        BackendSpec(
+            role="parser",
+            name="qwen3_coder",
+            factory=f"{package}.formats:Qwen3CoderParser",
+            caps=(Caps(ops=("tools",), templates=("<tool_call>", "<function=", "<parameter=")),),
+            tier=40,  # its templates hold the marker of hermes too
+            summary="tool calls of Qwen3-Coder",
+        ),
+        BackendSpec(
+            role="parser",
+            name="hermes",
+            factory=f"{package}.formats:HermesParser",
+            caps=(Caps(ops=("tools",), templates=("<tool_call>",)),),
+            summary="tool calls of Hermes, Qwen2.5 and Qwen3",
+        ),
+        BackendSpec(
+            role="parser",
+            name="llama3",
+            factory=f"{package}.formats:Llama3Parser",
+            caps=(
+                Caps(ops=("tools",), templates=("<|python_tag|>",)),
+                Caps(ops=("tools",), templates=("<|start_header_id|>", '"parameters":')),
+            ),
+            summary="tool calls of Llama 3.1 to 3.3",
+        ),
+        BackendSpec(
+            role="parser",
+            name="deepseek",
+            factory=f"{package}.formats:DeepSeekParser",
+            caps=(Caps(ops=("tools",), templates=("<\uff5ctool\u2581call\u2581begin\uff5c>",)),),
+            summary="tool calls of DeepSeek V3, V3.1 and R1",
+        ),
+        BackendSpec(
+            role="parser",
+            name="think",
+            factory=f"{package}.think:ThinkParser",
+            caps=(Caps(ops=("reasoning",), templates=("</think>",)),),
+            summary="reasoning of DeepSeek-R1, QwQ and Qwen3",
+        ),
+        BackendSpec(
+            role="parser",
+            name="none",
+            factory=f"{package}.plain:PlainParser",
+            caps=(Caps(ops=PARSER_PARTS, templates=ANY),),
+            tier=90,
+            summary="all text is content",
+        ),
     ]

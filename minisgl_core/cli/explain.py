@@ -20,6 +20,7 @@ from minisgl_core.plugin_api.devices import DEVICE_CHOICES, DEVICE_KINDS
 from minisgl_core.registry import DeviceFacts, Plan, PlanQuery, discover, wants_graph
 from minisgl_core.registry.explain import CandidateReport, Explanation, explain
 from minisgl_core.settings.schema import Settings
+from minisgl_core.tokenizer import read_chat_template
 
 from .measured import calibration_json, print_calibration
 from .options import settings_options
@@ -108,6 +109,7 @@ def plan_query(settings: Settings, model: ModelConfig, device: DeviceFacts) -> P
         options=settings.options,
         allow=settings.allow,
         deny=settings.deny,
+        chat_template=read_chat_template(find_model(settings)) if settings.model.path else "",
     )
 
 

@@ -18,6 +18,7 @@ from minisgl_core.registry import (
     resolve_plan,
     wants_graph,
 )
+from minisgl_core.tokenizer import read_chat_template
 
 if TYPE_CHECKING:
     from minisgl_core.modelconfig import ModelConfig
@@ -63,6 +64,7 @@ def plan_query(config: EngineConfig, model: ModelConfig, device: DeviceFacts) ->
         allow=config.allow_plugins,
         deny=config.deny_plugins,
         max_running_req=config.max_running_req,
+        chat_template=read_chat_template(config.model_path),
     )
 
 

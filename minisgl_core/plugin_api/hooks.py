@@ -30,6 +30,7 @@ HOOK_OF_ROLE = {
     "platform": "minisgl_platforms",
     "models": "minisgl_models",
     "grammar": "minisgl_grammars",
+    "parser": "minisgl_parsers",
 }
 """Which hook offers the backends of each role."""
 
@@ -82,6 +83,11 @@ def minisgl_models() -> list[BackendSpec]:  # type: ignore[empty-body]
 @hookspec
 def minisgl_grammars() -> list[BackendSpec]:  # type: ignore[empty-body]
     """Offer libraries that keep answers to a grammar (role ``grammar``)."""
+
+
+@hookspec
+def minisgl_parsers() -> list[BackendSpec]:  # type: ignore[empty-body]
+    """Offer parsers of answers: of reasoning, of tool calls (role ``parser``)."""
 
 
 @hookspec

@@ -14,6 +14,7 @@ from . import (
     LayerOps,
     LinearBackend,
     MoEExecutor,
+    Parser,
     Platform,
     Role,
 )
@@ -30,5 +31,6 @@ PROTOCOLS: Final[Mapping[Role, type]] = {
     "comm": Communicator,
     "platform": Platform,
     "grammar": GrammarBackend,
+    "parser": Parser,
 }
 """Models have none: the engine constructs them."""

@@ -28,18 +28,18 @@ __all__ = [
     "Role",
 ]
 
-Role = Literal["attention", "graph", "kv", "moe", "ops", "linear", "comm", "platform", "models", "grammar"]
+Role = Literal["attention", "graph", "kv", "moe", "ops", "linear", "comm", "platform", "models", "grammar", "parser"]
 Phase = Literal["prefill", "decode"]
 GraphLevel = Literal["never", "decode"]
 
 ROLES: Final[tuple[Role, ...]] = (
     *("attention", "kv", "graph", "moe", "ops", "linear", "comm", "platform", "models"),
-    "grammar",
+    *("grammar", "parser"),
 )
 """All roles, in the order in which solutions are compared."""
 
-HOST_ROLES: Final[frozenset[Role]] = frozenset({"grammar"})
-"""Roles that work on text, in the process of rank 0 alone: they have no device."""
+HOST_ROLES: Final[frozenset[Role]] = frozenset({"grammar", "parser"})
+"""Roles that work on text, in one process alone: they have no device."""
 
 API_VERSIONS: Final[Mapping[str, str]] = {**dict.fromkeys(ROLES, "1.0"), "linear": "1.2", "moe": "1.1"}
 """The version of each role's protocol that this core serves."""
@@ -111,10 +111,11 @@ Ints = OneOf | MultipleOf | AnyValue | None
 class Caps:
     """One capability set; a backend can do what fits any of its sets.
 
-    Fields that a role never asks about may stay empty. Asked are: ``devices`` and ``sm`` of every role but models and
-    grammar;
+    Fields that a role never asks about may stay empty. Asked are: ``devices`` and ``sm`` of every role but models,
+    grammar and parser;
     ``dtypes`` of attention, kv, moe, ops, linear, comm; ``kv_dtypes``, ``head_dims``, ``page_sizes``, ``kv_layouts`` of
-    attention, kv and the op qk_norm_rope_store; ``gqa_ratios``, ``phases``, ``features`` of attention; ``ops`` of ops;
+    attention, kv and the op qk_norm_rope_store; ``gqa_ratios``, ``phases``, ``features`` of attention; ``ops`` of ops
+    and parser; ``templates`` of parser;
     ``formats`` of linear (``plain`` = unquantised); ``architectures`` of models; ``graph``, if graphs are requested, of
     the graph runner and of all that runs inside a captured decode step (comm only with several ranks).
 
@@ -142,6 +143,8 @@ class Caps:
     architectures: tuple[str, ...] = ()
     grammars: tuple[str, ...] = ()
     """Grammar: the kinds of :class:`Grammar` that it compiles. A request for another kind is refused by name."""
+    templates: Names = ()
+    """Parser: texts that all occur in the chat templates of its models. ``auto`` chooses it for these alone."""
     host_plan: bool = False
     """Attention: ``prepare_for_replay`` is called before each replay of a captured decode step."""
     finite_tail: bool = False

@@ -14,6 +14,7 @@ from minisgl_core.errors import nearest
 from .devices import DEVICE_KINDS, WORDS, device_kind
 from .grammar import GRAMMAR_KINDS
 from .ops import OP_NAMES
+from .parser import PARSER_PARTS
 from .spec import HOST_ROLES, AnyValue, BackendSpec, Caps, MultipleOf, OneOf, Phase, Role
 
 __all__ = ["CAPS_FIELDS", "REQUIRED", "spec_problems", "undeclared", "unused_words"]
@@ -39,6 +40,7 @@ REQUIRED: Final[Mapping[Role, tuple[str, ...]]] = {
     "linear": ("dtype", "format"),
     "comm": ("dtype",),
     "models": ("architecture",),
+    "parser": ("op",),
 }
 """The fields that every plan entry of a role requires, apart from the device."""
 
@@ -62,7 +64,7 @@ _CLOSED: Final[Mapping[str, str]] = {
 _FEW: Final = 4
 """Up to this many words are listed even where the right one can be guessed."""
 _LISTS: Final = ("kv_layouts", "phases", "ops", "formats", "architectures", "grammars")
-_OPEN_LISTS: Final = ("devices", "dtypes", "kv_dtypes", "features")
+_OPEN_LISTS: Final = ("devices", "dtypes", "kv_dtypes", "features", "templates")
 _NUMBERS: Final = ("head_dims", "gqa_ratios", "page_sizes")
 _FLAGS: Final = ("host_plan", "finite_tail", "per_row_seed")
 _NO_SM: Final = (0, -1)
@@ -164,7 +166,7 @@ def _caps_problems(caps: Any) -> Iterator[str]:
 @cache
 def _known_words(field: str) -> Mapping[str, Sequence[str]]:
     if field in ("phases", "ops", "grammars"):
-        words = {"phases": get_args(Phase), "ops": OP_NAMES, "grammars": GRAMMAR_KINDS}[field]
+        words = {"phases": get_args(Phase), "ops": (*OP_NAMES, *PARSER_PARTS), "grammars": GRAMMAR_KINDS}[field]
         return dict.fromkeys(words, ())
     if field == "devices":
         return {name: kind.aliases for name, kind in DEVICE_KINDS.items()}

@@ -22,7 +22,7 @@ __all__ = ["Adviser"]
 
 _DTYPES: Final = ("bfloat16", "float16", "float32")
 _REQUIRES: Final = "requires"
-_NAMED: Final = frozenset(("clash", "stand_in", "lossy"))
+_NAMED: Final = frozenset(("clash", "stand_in", "lossy", "template"))
 """Codes of reasons that naming the backend removes."""
 
 

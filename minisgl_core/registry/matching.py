@@ -67,6 +67,9 @@ def _reasons(caps: Caps, required: Requirement) -> Iterator[Reason]:
     for feature in sorted(required.features):
         if not _holds(caps.features, feature):
             yield Reason("feature", "features", feature, _shown(caps.features))
+    if required.template is not None and not _is_template_of(caps, required.template):
+        wanted = "those of the model's chat template, unless it is named"
+        yield Reason("template", "templates", wanted, _shown(caps.templates))
     if required.exact and caps.tolerance:
         yield Reason("lossy", "tolerance", "nothing lost unless it is named", f"{caps.tolerance:g}")
 
@@ -82,6 +85,12 @@ def _device_reasons(caps: Caps, required: Requirement) -> Iterator[Reason]:
         if device.sm is None or not low <= device.sm <= high:
             supported = f"sm{low}" if low == high else f"sm{low} to sm{high}" if low < high else "none declared"
             yield Reason("sm", "sm", "an unknown capability" if device.sm is None else f"sm{device.sm}", supported)
+
+
+def _is_template_of(caps: Caps, template: str) -> bool:
+    """Do all texts that the capability set names occur in it?"""
+    markers = caps.templates
+    return isinstance(markers, AnyValue) or (bool(markers) and all(marker in template for marker in markers))
 
 
 def _holds(supported: Any, wanted: str | int) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from minisgl_core.errors import ConfigError
 from minisgl_core.plan import STORING_OP, PlanEntry
-from minisgl_core.plugin_api import HOST_ROLES, OP_NAMES, Phase
+from minisgl_core.plugin_api import HOST_ROLES, OP_NAMES, PARSER_PARTS, Phase
 from minisgl_core.plugin_api.devices import DeviceFacts
 from minisgl_core.plugin_api.spec_validation import REQUIRED
 
@@ -61,6 +61,8 @@ class PlanQuery:
     deny: Sequence[str] = ()
     calibration: Mapping[str, Mapping[str, float]] | None = None
     calibration_by_batch: Mapping[str, Sequence[tuple[int | None, Mapping[str, float]]]] = field(default_factory=dict)
+    chat_template: str = ""
+    """The text of the model's chat template; several are joined."""
     kv_layouts: tuple[str, ...] = ("NHD",)
     """Pool layouts that the engine can allocate."""
 
@@ -109,6 +111,8 @@ class Requirement:
     architecture: str | None = None
     exact: bool = False
     """Must it lose nothing but the rounding of the dtype?"""
+    template: str | None = None
+    """The text of a chat template that must be one of its own."""
 
 
 def entries_of(query: PlanQuery) -> list[PlanEntry]:
@@ -127,6 +131,7 @@ def entries_of(query: PlanQuery) -> list[PlanEntry]:
         PlanEntry("platform"),
         PlanEntry("models"),
         PlanEntry("grammar"),
+        *(PlanEntry("parser", op=part) for part in PARSER_PARTS),
     ]
 
 

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from minisgl_core.errors import ConfigError, UsageError, nearest
 from minisgl_core.plan import PlanEntry
-from minisgl_core.plugin_api import OP_NAMES, ROLES, Role
+from minisgl_core.plugin_api import OP_NAMES, PARSER_PARTS, ROLES, Role
 
 from .query import ANY_KEY, PlanQuery, entries_of, weight_shape
 from .records import Candidate, Registry
@@ -21,6 +21,7 @@ AUTO: Final = "auto"
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("prefill", "decode", ANY_KEY),
     "ops": (*OP_NAMES, ANY_KEY),
+    "parser": (*PARSER_PARTS, ANY_KEY),
 }
 """The keys of a role's table; those of ``linear`` are shapes."""
 

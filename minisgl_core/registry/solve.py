@@ -17,7 +17,7 @@ from minisgl_core.plan import STORING_OP, PlanEntry
 from minisgl_core.plugin_api import BackendSpec, Caps, MultipleOf, OneOf, Reason
 
 from .matching import fits, match
-from .query import Joint, PlanQuery, entries_of, requirement_of
+from .query import Joint, PlanQuery, Requirement, entries_of, requirement_of
 from .ranking import Rank, measured_cost, rank_of
 from .records import CORE, Candidate, Registry
 from .selection import AUTO, Selection, selection_of
@@ -68,21 +68,27 @@ class Field:
     def first_fit(self, joint: Joint) -> int | None:
         """The place of the best candidate that fits, among :meth:`verdicts`."""
         required = requirement_of(self.entry, self.query, joint)
-        exact = replace(required, exact=True)
+        unnamed = self._unnamed(required)
         for place, item in enumerate(self.ranked):
             if item.static or self._bypasses(item.candidate, joint) or self._is_not_writer(item, joint):
                 continue
-            if fits(item.candidate.spec, required if item.named else exact):
+            if fits(item.candidate.spec, required if item.named else unnamed):
                 return place
         return None
 
     def _judge(self, item: Verdict, joint: Joint) -> Verdict:
-        required = replace(requirement_of(self.entry, self.query, joint), exact=not item.named)
+        required = requirement_of(self.entry, self.query, joint)
+        required = required if item.named else self._unnamed(required)
         (caps, reasons), static = match(item.candidate.spec, required), item.static
         if self._bypasses(item.candidate, joint):
             wanted, found = f"one that stores through {joint.writer}'s kv backend", "it writes the pool itself"
             static = (*static, Reason("writer", "kv", wanted, found))
         return replace(item, static=static, caps=None if static else caps, reasons=(*static, *reasons))
+
+    def _unnamed(self, required: Requirement) -> Requirement:
+        """What ``auto`` requires in addition."""
+        template = self.query.chat_template if self.entry.role == "parser" else None
+        return replace(required, exact=True, template=template)
 
     def _bypasses(self, candidate: Candidate, joint: Joint) -> bool:
         """Would it write the pool although config names a kv backend of another distribution for that?"""
@@ -204,7 +210,7 @@ def _narrow(entry: PlanEntry, query: PlanQuery, candidates: Sequence[Candidate])
     """A backend named for all operations serves those that it offers; the others stay ``auto``. Where config names the
     kv backend too, that one writes the pool, unless the storing operation itself is named.
     """
-    selection, value = selection_of(entry, query), query.backends.get("ops")
+    selection, value = selection_of(entry, query), query.backends.get(entry.role)
     if entry.op is None or selection.auto or (isinstance(value, Mapping) and entry.op in value):
         return selection
     offers = any(

@@ -32,6 +32,7 @@ _USE: Final[Mapping[Role, tuple[str, ...]]] = {
     "kv": ("kv",),
     "moe": ("moe",),
     "ops": ("ops.rms_norm", "ops.act_and_mul"),
+    "parser": ("parser.tools",),
 }
 """The key of ``--backend`` for a scaffold of each role."""
 _SPARSE: Final[tuple[Role, ...]] = ("moe",)
@@ -42,6 +43,7 @@ _SUITE: Final[Mapping[Role, str]] = {
     "kv": "KVSuite",
     "moe": "MoESuite",
     "ops": "OpsSuite",
+    "parser": "ParserSuite",
 }
 _NOTE: Final = "Without `--model PATH` the last two use the demo model, which is downloaded once."
 _SPARSE_NOTE: Final = (

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from minisgl_core.errors import ConfigError, nearest
-from minisgl_core.plugin_api import OP_NAMES, ROLES
+from minisgl_core.plugin_api import OP_NAMES, PARSER_PARTS, ROLES
 
 from .schema import SECTIONS, DebugSettings, EngineSettings, ModelSettings, ServerSettings, Settings
 from .sources import PREFIX, Given, parse_backend_flags, plugin_lists, read_file, split_list
@@ -24,7 +24,11 @@ _SHORT: Final = {("model", "path"): "model"}
 """Settings whose flag and variable are not named by their key alone."""
 _SHADOW: Final = "shadow"
 """In ``[backends]``, in addition to the roles: ``--backend shadow.attention=NAME`` means its keys too."""
-_PARTS: Final[Mapping[str, tuple[str, ...]]] = {"attention": ("prefill", "decode"), "ops": OP_NAMES}
+_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "attention": ("prefill", "decode"),
+    "ops": OP_NAMES,
+    "parser": PARSER_PARTS,
+}
 """What a role can be chosen for one by one."""
 _TABLES: Final = (*SECTIONS, "backends", "plugins")
 

@@ -18,6 +18,7 @@ from .linear import FusedLinearCheck, LinearCheck
 from .moe import MoECheck
 from .ops import OpsCheck
 from .ops_sample import SampleCheck
+from .parser import ParserCheck
 from .report import Report, verify
 from .run import Outcome, assert_conforms, run_check, run_checks
 from .stub_engine import NullEngine, StubEngine, expected_tokens
@@ -29,6 +30,7 @@ from .suite import (
     LinearSuite,
     MoESuite,
     OpsSuite,
+    ParserSuite,
     Suite,
     checks_of,
     suite_for,
@@ -59,6 +61,8 @@ __all__ = [
     "OpsCheck",
     "OpsSuite",
     "Outcome",
+    "ParserCheck",
+    "ParserSuite",
     "Report",
     "Result",
     "SampleCheck",

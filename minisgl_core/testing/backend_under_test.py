@@ -8,7 +8,7 @@ from typing import Any
 
 from minisgl_core.errors import BackendError
 from minisgl_core.installation import Installed, check_requires
-from minisgl_core.plugin_api import AnyValue, BackendSpec, Caps, Role
+from minisgl_core.plugin_api import HOST_ROLES, AnyValue, BackendSpec, Caps, Role
 from minisgl_core.registry import Candidate, Choice, DeviceFacts, Registry, build, discover
 from minisgl_core.registry.matching import match
 from minisgl_core.registry.query import Requirement
@@ -75,7 +75,7 @@ class BackendUnderTest:
 
     def capability_sets(self, device: DeviceFacts) -> list[Caps]:
         """The capability sets that cover this device."""
-        required = Requirement(device=device)
+        required = _on(self.spec, device)
         return [caps for caps in self.spec.caps if self.claims(required, [caps])]
 
     def claims(self, required: Requirement, capability_sets: Iterable[Caps]) -> bool:
@@ -113,4 +113,9 @@ def _with(spec: BackendSpec, caps: Caps) -> BackendSpec:
 
 def _refusal(spec: BackendSpec, device: DeviceFacts) -> list[str]:
     reasons = [str(reason) for reason in check_requires(spec, Installed())]
-    return reasons + [str(reason) for reason in match(spec, Requirement(device=device))[1]]
+    return reasons + [str(reason) for reason in match(spec, _on(spec, device))[1]]
+
+
+def _on(spec: BackendSpec, device: DeviceFacts) -> Requirement:
+    """What the device requires of a backend."""
+    return Requirement(device=None if spec.role in HOST_ROLES else device)

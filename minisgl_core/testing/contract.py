@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from minisgl_core.errors import ConfigError
-from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, Caps, Role
+from minisgl_core.plugin_api import FUSABLE_OPS, OP_NAMES, PARSER_PARTS, Caps, Role
 from minisgl_core.plugin_api.spec_validation import undeclared
 from minisgl_core.registry import build, fuses, load_class
 from minisgl_core.sandbox import Sandbox, SandboxError, import_object
@@ -100,7 +101,14 @@ def contract_checks() -> list[Check]:
     ]
 
 
+_OPS: Final[Mapping[Role, tuple[tuple[str, ...], str]]] = {
+    "linear": (FUSABLE_OPS, "products cannot be fused with"),
+    "parser": (PARSER_PARTS, "are no parts of the role"),
+}
+"""What the caps of a role may list as ``ops``, and what is wrong with anything else."""
+
+
 def _check_ops(caps: Caps, role: Role) -> None:
-    known, what = (FUSABLE_OPS, "products cannot be fused with") if role == "linear" else (OP_NAMES, "do not exist")
+    known, what = _OPS.get(role, (OP_NAMES, "do not exist"))
     unknown = [name for name in caps.ops if name not in known]
     expect(not unknown, f"the caps offer operations that {what}: {', '.join(unknown)}")

@@ -23,6 +23,7 @@ from .leftovers import nothing_running
 from .linear_checks import linear_checks
 from .moe import moe_checks
 from .ops_checks import ops_checks
+from .parser import parser_checks
 from .refusal import check_refused, refusal_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "LinearSuite",
     "MoESuite",
     "OpsSuite",
+    "ParserSuite",
     "Suite",
     "checks_of",
     "suite_for",
@@ -171,6 +173,12 @@ class LinearSuite(Suite):
     role = "linear"
 
 
+class ParserSuite(Suite):
+    """Parsers of answers."""
+
+    role = "parser"
+
+
 SUITES: Final[Mapping[Role, Generator]] = {
     "attention": attention_checks,
     "graph": graph_checks,
@@ -179,6 +187,7 @@ SUITES: Final[Mapping[Role, Generator]] = {
     "ops": ops_checks,
     "linear": linear_checks,
     "comm": comm_checks,
+    "parser": parser_checks,
 }
 """What generates the checks of each role."""
 

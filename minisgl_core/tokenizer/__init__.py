@@ -2,7 +2,7 @@
 
 from .chat import ChatTemplate
 from .decoding import ByteLevelDecoder, IncrementalDecoder, WindowDecoder
-from .load import load_tokenizer
+from .load import load_tokenizer, read_chat_template
 from .messages import Message
 from .stop import StopMatcher
 from .tokenizer import Tokenizer
@@ -16,4 +16,5 @@ __all__ = [
     "Tokenizer",
     "WindowDecoder",
     "load_tokenizer",
+    "read_chat_template",
 ]

@@ -11,7 +11,7 @@ from ..formats import GGUFFile
 from .keys import GGUF_GATE
 from .tokenizer import Tokenizer
 
-__all__ = ["load_gguf_tokenizer"]
+__all__ = ["gguf_chat_templates", "load_gguf_tokenizer"]
 
 _PREFIX: Final = "tokenizer."
 _TEMPLATE: Final = "tokenizer.chat_template"
@@ -50,10 +50,10 @@ def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
     backend.post_processor = _surround(
         backend, roles.get("bos_token") if add_bos else None, roles.get("eos_token") if add_eos else None
     )
-    return Tokenizer(backend, special_tokens=roles, chat_template=_chat_templates(file))
+    return Tokenizer(backend, special_tokens=roles, chat_template=gguf_chat_templates(file))
 
 
-def _chat_templates(file: GGUFFile) -> dict[str, str]:
+def gguf_chat_templates(file: GGUFFile) -> dict[str, str]:
     """The file's template as ``default``, and its named templates."""
     named = {
         key.removeprefix(f"{_TEMPLATE}."): text

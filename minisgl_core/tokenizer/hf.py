@@ -15,7 +15,7 @@ from .added import add_tokens, without_token_names
 from .keys import SPECIAL_MAP_GATE, TOKENIZER_GATE
 from .tokenizer import Tokenizer
 
-__all__ = ["load_hf_tokenizer"]
+__all__ = ["hf_chat_templates", "load_hf_tokenizer"]
 
 _SLOW_FILES: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
 
@@ -45,7 +45,7 @@ def load_hf_tokenizer(folder: Path) -> Tokenizer | None:
     named = add_tokens(backend, folder, config)
     backend.encode_special_tokens = config.get("split_special_tokens") is True
     _warn_of_contradictions(backend, config, named, str(folder / "tokenizer_config.json"))
-    return Tokenizer(backend, special_tokens=named, chat_template=_chat_template(folder, config))
+    return Tokenizer(backend, special_tokens=named, chat_template=hf_chat_templates(folder))
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _adds_space(backend: tokenizers.Tokenizer) -> bool:
     return bool(words) and words[0][0] in ("Ġa", "▁a", "Ġ", "▁")
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def hf_chat_templates(folder: Path) -> dict[str, str]:
     """The chat template, or several by name, from separate files (transformers 5) or from tokenizer_config.json (4).
 
     Files take precedence over the config; only a default that no file defines is read from there.
@@ -98,7 +98,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     own = folder / "chat_template.jinja"
     if own.exists():
         return {**files, "default": own.read_text(encoding="utf-8")}
-    given = config.get("chat_template")
+    given = _optional(folder / "tokenizer_config.json").get("chat_template")
     if given is None:
         given = _optional(folder / "chat_template.json").get("chat_template")
     by_name = _templates(given)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minisgl_core.errors import BackendError
 from minisgl_core.modelconfig import ModelConfig, RopeConfig
-from minisgl_core.plugin_api import ANY, GRAMMAR_KINDS, BackendSpec, Caps, MultipleOf, OneOf
+from minisgl_core.plugin_api import ANY, GRAMMAR_KINDS, PARSER_PARTS, BackendSpec, Caps, MultipleOf, OneOf
 from minisgl_core.registry import Candidate, DeviceFacts, PlanQuery, PluginRecord, Registry
 from minisgl_core.registry.solve import solve
 
@@ -90,6 +90,7 @@ BUILT_IN = {
     "platform": Caps(devices=ANY, sm=ANY),
     "models": Caps(architectures=("Qwen3ForCausalLM",)),
     "grammar": Caps(grammars=GRAMMAR_KINDS),
+    "parser": Caps(ops=PARSER_PARTS, templates=ANY),
     "linear": Caps(devices=ANY, sm=ANY, dtypes=ANY, graph="decode", formats=("plain",)),
 }
 

@@ -31,6 +31,8 @@ def test_auto_on_a_cpu(cpu_sim: None, resolve: Any) -> None:
         "platform": "cpu@minisgl-core",
         "models": "qwen3@minisgl-core",
         "grammar": "none@minisgl-core",
+        "parser.reasoning": "none@minisgl-core",
+        "parser.tools": "none@minisgl-core",
     }
     assert (plan.kv_layout, plan.graph, plan.kv_dtype) == ("NHD", False, "bfloat16")
 
