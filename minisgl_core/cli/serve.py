@@ -29,7 +29,8 @@ def command(settings: Settings) -> int:
     """Serve a model through OpenAI's API.
 
     Listens at once and answers with status 503 until the model is loaded; /ready says when. Ctrl-C or SIGTERM ends it
-    once the requests that run are answered. /docs lists all routes. Without a model the demo model is served.
+    once the requests that run are answered. A browser shows a chat, the engine and all routes at /. Without a model the
+    demo model is served.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -47,7 +48,7 @@ def command(settings: Settings) -> int:
         path = find_model(settings)
         name = own.served_model_name or path.name.removesuffix(".gguf")
         origins = tuple(origin.strip() for origin in own.cors_origins.split(",") if origin.strip())
-        options = ServerOptions(name, own.api_key, own.max_waiting, origins)
+        options = ServerOptions(name, own.api_key, own.max_waiting, origins, page=own.page)
         _log_access()
         host, port = listener.getsockname()[:2]
         click.echo(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}, loading {name}", err=True)

@@ -142,6 +142,7 @@ class Router:
             elif (found := live.get(part.uid)) is not None:
                 prompt = found[0].prompt
                 prompt.cached_tokens, prompt.logprobs = part.cached_tokens, part.logprobs
+                prompt.scheduled_s = time.perf_counter()
         return self._wake_ready()
 
     def _add(self, out: TokenOut) -> None:

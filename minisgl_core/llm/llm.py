@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
     from minisgl_core.engine import Engine, EngineConfig
     from minisgl_core.registry import Plan
-    from minisgl_core.scheduler import Scheduler
+    from minisgl_core.scheduler import Limits, Scheduler, SchedulerStats
     from minisgl_core.tokenizer import Message
 
     from .output import Completion
@@ -94,6 +94,16 @@ class BaseLLM:
     def engine_config(self) -> EngineConfig:
         """The settings of rank 0's engine."""
         return self._engine.engine.config
+
+    @property
+    def limits(self) -> Limits:
+        """What requests may demand."""
+        return self._engine.scheduler.limits
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """What runs and waits now, and counters."""
+        return self._engine.scheduler.stats
 
     @property
     def max_seq_len(self) -> int:

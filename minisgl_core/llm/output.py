@@ -144,6 +144,8 @@ class PromptFacts:
     num_tokens: int
     cached_tokens: int = 0
     logprobs: list[TokenLogprobs] | None = None
+    scheduled_s: float | None = None
+    """When the engine reported that it had begun with the prompt, by ``time.perf_counter``."""
 
 
 class Output:

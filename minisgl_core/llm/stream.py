@@ -10,7 +10,7 @@ from .calls import LoopCall, ThreadCall
 if TYPE_CHECKING:
     from .async_engine import AsyncEngine
     from .calls import Call
-    from .output import Chunk, Completion
+    from .output import Chunk, Completion, PromptFacts
     from .prompts import PreparedPrompt
 
 __all__ = ["AsyncStream", "Stream"]
@@ -26,6 +26,11 @@ class _BaseStream:
         self._open = True  # before the submission, which Ctrl-C may interrupt
         engine.submit(prepared, call)
         self._unread = list(call.outputs)
+
+    @property
+    def prompt(self) -> PromptFacts:
+        """Facts about the prompt, as far as the engine has reported them."""
+        return self._call.outputs[0].prompt
 
     def completion(self) -> Completion:
         """The answer so far, with the facts about its prompt."""

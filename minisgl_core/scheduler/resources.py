@@ -52,8 +52,8 @@ class Resources:
         self.free_rows = list(range(max_running_req - 1, -1, -1))
         self.table = ReqTable(max_running_req, max_len + 1)
         self.stops = StopIds(vocab_size)
-        self.hit_tokens = 0
-        """Prompt tokens found in the prefix cache so far."""
+        self.query_tokens = self.hit_tokens = 0
+        """Prompt tokens looked up in the prefix cache so far, and those of them that were found."""
         self.eos_token_ids = eos_token_ids
         self._state, self._distrust = state, distrust
         self._pages = np.empty((max_running_req, manager.pages_for(max_len)), dtype=np.int32)
@@ -84,6 +84,7 @@ class Resources:
             if running.size or pages > self.manager.available_pages:
                 self.manager.unlock(handle)
                 return None
+        self.query_tokens += length
         self.hit_tokens += handle.cached_len
         return self._make_req(pending, handle, np.concatenate([handle.pages, self.manager.allocate(pages)]))
 

@@ -60,7 +60,12 @@ class SchedulerStats(NamedTuple):
     free_pages: int
     cached_pages: int
     """Pages held by the prefix cache, in use or not."""
+    evictable_pages: int
+    """Those of them that no running request uses: they are freed when pages are needed."""
+    query_tokens: int
+    """Tokens of prompts that were looked up in the prefix cache."""
     hit_tokens: int
+    """Those of them that were found."""
     preemptions: int
 
 
@@ -122,12 +127,14 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         manager = self._resources.manager
-        cached = manager.prefix_cache.evictable_pages + manager.prefix_cache.protected_pages
+        evictable = manager.prefix_cache.evictable_pages
         return SchedulerStats(
             len(self._reqs),
             len(self._queue),
             manager.free_pages,
-            cached,
+            evictable + manager.prefix_cache.protected_pages,
+            evictable,
+            self._resources.query_tokens,
             self._resources.hit_tokens,
             self._preemptions,
         )

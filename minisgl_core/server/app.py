@@ -21,6 +21,7 @@ from .generation import answer_chat, answer_completion
 from .metrics import Metrics
 from .schema import AbortBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from .state import ServerState
+from .view import add_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,16 +39,24 @@ HEALTHY_S: Final = 30.0
 
 def create_app(state: ServerState, lifespan: StatelessLifespan[FastAPI] | None = None) -> FastAPI:
     """The application for one model. ``state.llm`` may be set later: until then generation answers with status 503."""
-    app = FastAPI(title="minisgl", version=__version__, description="An OpenAI-compatible server.", lifespan=lifespan)
+    app = FastAPI(
+        title="minisgl",
+        version=__version__,
+        description="An OpenAI-compatible server.",
+        lifespan=lifespan,
+        docs_url=None,  # they load scripts from elsewhere; the page has a list of routes
+        redoc_url=None,
+    )
     metrics = Metrics(state)
     add_handlers(app)
     if state.options.cors_origins:
         origins = list(state.options.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(Gate, state=state)
+    app.add_middleware(Gate, state=state, metrics=metrics)
     _add_generation(app, state, metrics)
     _add_tokens(app, state)
     _add_operations(app, state, metrics)
+    add_view(app, state, metrics)
     return app
 
 

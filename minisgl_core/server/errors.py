@@ -92,7 +92,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code in (404, 405):
-        message = f"{request.method} {request.url.path} is not served here; see /docs for what is"
+        message = f"{request.method} {request.url.path} is not served here; /openapi.json lists what is"
     return _answer(APIError(error.status_code, message, headers=dict(error.headers or {})))
 
 

@@ -13,17 +13,21 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
 from .errors import APIError, error_body
+from .view import PAGE_PATHS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from .metrics import Metrics
     from .state import ServerState
 
 __all__ = ["Gate"]
 
 access_log = logging.getLogger("minisgl.access")
-OPEN_PATHS: Final = ("/health", "/ready", "/metrics")
-"""What load balancers and monitors ask, without a key"""
+OPEN_PATHS: Final = frozenset(("/health", "/ready", "/metrics", *PAGE_PATHS))
+"""What load balancers, monitors and browsers ask, without a key"""
+UNLOGGED: Final = "/stats"
+"""The page asks once a second."""
 LONGEST_ID: Final = 128
 MIN_BODY: Final = 1 << 20
 BYTES_PER_TOKEN: Final = 64
@@ -33,8 +37,8 @@ BYTES_PER_TOKEN: Final = 64
 class Gate:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
-        self._app, self._state = app, state
+    def __init__(self, app: ASGIApp, state: ServerState, metrics: Metrics) -> None:
+        self._app, self._state, self._metrics = app, state, metrics
         self._key = f"Bearer {state.options.api_key}".encode() if state.options.api_key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,16 +63,9 @@ class Gate:
         except APIError as error:
             await JSONResponse(error_body(error), error.status_code, headers=error.headers)(scope, receive, answer)
         finally:
-            line = {
-                "request_id": request_id,
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "seconds": round(time.perf_counter() - began, 4),
-                "client": (scope.get("client") or ("",))[0],
-                **scope["state"].get("log", {}),
-            }
-            access_log.info("%s", json.dumps(line))
+            self._metrics.http[_route(scope), status] += 1
+            if scope["path"] != UNLOGGED or status >= 400:
+                _log(scope, request_id, status, time.perf_counter() - began)
 
     def _check(self, path: str, headers: Headers) -> None:
         if len(headers.get("x-request-id", "")) > LONGEST_ID:
@@ -104,3 +101,21 @@ class Gate:
             return message
 
         return counted
+
+
+def _route(scope: Scope) -> str:
+    """Few different texts, however many paths clients try."""
+    return getattr(scope.get("route"), "path", "") or "other"
+
+
+def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    line = {
+        "request_id": request_id,
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "seconds": round(seconds, 4),
+        "client": (scope.get("client") or ("",))[0],
+        **scope["state"].get("log", {}),
+    }
+    access_log.info("%s", json.dumps(line))

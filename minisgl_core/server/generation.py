@@ -94,6 +94,7 @@ class _Generation:
         """All answers at once."""
         with self._state.admit(self._id, self._sequences), self._metrics.request() as timing:
             streams = [llm.open(one) for one in self._prepared]
+            timing.open(streams, self._sequences)
             try:
                 await unless_gone(_read_all(streams, timing), self._request.receive)
             except ClientGone:
@@ -116,13 +117,14 @@ class _Generation:
     async def _events(self, llm: AsyncLLM) -> AsyncGenerator[dict[str, Any]]:
         with self._state.admit(self._id, self._sequences), self._metrics.request() as timing:
             streams = [llm.open(one) for one in self._prepared]
+            timing.open(streams, self._sequences)
             firsts = _first_indices(self._prepared)
             try:
                 for index in range(self._sequences):
                     if (opening := self._shape.opening(index)) is not None:
                         yield self._chunk([opening])
                 async for which, chunk in merge(list(streams)):
-                    timing.tokens(len(chunk.token_ids))
+                    timing.chunk(which, chunk)
                     _raise_error(chunk.error)
                     if self._so_far is not None:
                         generated = self._so_far["completion_tokens"] + len(chunk.token_ids)
@@ -145,7 +147,6 @@ class _Generation:
     def _account(self, answers: Sequence[Completion]) -> dict[str, Any]:
         used = usage(answers)
         self._log |= {name: used[name] for name in ("prompt_tokens", "completion_tokens")}
-        self._metrics.count(answers)
         return used
 
 
@@ -153,8 +154,8 @@ _Choices = Callable[[Sequence["Completion"], Any], list[dict[str, Any]]]
 
 
 async def _read_all(streams: list[AsyncStream], timing: Timing) -> None:
-    async for _, chunk in merge(list(streams)):
-        timing.tokens(len(chunk.token_ids))
+    async for which, chunk in merge(list(streams)):
+        timing.chunk(which, chunk)
 
 
 def _usage_so_far(prepared: Sequence[PreparedPrompt], generated: int) -> dict[str, int]:

@@ -1,148 +1,297 @@
-"""What Prometheus reads at ``/metrics``. docs/serve.md compares the names with vLLM's."""
+"""What Prometheus reads at ``/metrics``, and the page at ``/stats``. docs/serve.md lists the names.
+
+After the prefix ``minisgl_`` a metric has the name, the type and the meaning that it has in vLLM, where vLLM has it.
+"""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
+from minisgl_core import __version__
+
 if TYPE_CHECKING:
-    from minisgl_core.llm import Completion
+    from minisgl_core.llm import AsyncLLM, Chunk
+    from minisgl_core.llm.output import PromptFacts
+    from minisgl_core.llm.stream import AsyncStream
 
     from .state import ServerState
 
-__all__ = ["Metrics", "Timing"]
+__all__ = ["Histogram", "Metrics", "Timing"]
 
+_STEPS: Final = (1.0, 2.5, 5.0)
 SECONDS: Final = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
+    *(step * 10.0**power for power in (-4, -3, -2, -1, 0) for step in _STEPS),
     10.0,
     30.0,
     60.0,
     120.0,
     300.0,
 )
+"""Upper bounds of latencies"""
+TOKENS: Final = tuple(float(1 << power) for power in range(18))
+"""Upper bounds of lengths"""
+
+
+class Histogram:
+    """Plain numbers, which the event loop alone changes: a stream observes each of its tokens."""
+
+    __slots__ = ("bounds", "counts", "total", "what")
+
+    def __init__(self, what: str, bounds: Sequence[float] = SECONDS) -> None:
+        self.what, self.bounds = what, bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """How many values are at most each bound, and above the bound before; the last ones are above all."""
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {"bounds": list(self.bounds), "counts": self.counts, "sum": self.total}
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, how many values are at most that), as Prometheus wants it."""
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+class _Sequence:
+    """The times of one answer."""
+
+    __slots__ = ("count", "first", "last")
+
+    def __init__(self, first: float) -> None:
+        self.first = self.last = first
+        self.count = 0
 
 
 class Timing:
-    """When the tokens of one request came."""
+    """Observes the answers to one HTTP request as they arrive."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics, self.began = metrics, time.perf_counter()
-        self._last = self.began
-        self._first: float | None = None
-        self._tokens = 0
+        self._metrics, self._began = metrics, time.perf_counter()
+        self._streams: Sequence[AsyncStream] = ()
+        self._answers: dict[tuple[int, int], _Sequence] = {}
+        self._prefilled: set[int] = set()
+        self._unfinished = 0
 
-    def tokens(self, count: int) -> None:
-        """``count`` more have come now."""
-        if count == 0:
-            return
+    def open(self, streams: Sequence[AsyncStream], answers: int) -> None:
+        """``streams``: one for each prompt; together they have ``answers`` choices."""
+        self._streams, self._unfinished = streams, answers
+
+    def chunk(self, which: int, chunk: Chunk) -> None:
+        """A part of an answer to prompt ``which`` has arrived."""
         now = time.perf_counter()
-        if self._first is None:
-            self._first = now
-            self._metrics.ttft.observe(now - self.began)
-        else:
-            self._metrics.itl.observe((now - self._last) / count)
-        self._tokens += count
-        self._last = now
+        if which not in self._prefilled:
+            self._prefilled.add(which)
+            self._on_prefilled(self._streams[which].prompt, now)
+        if chunk.token_ids:
+            self._on_tokens((which, chunk.choice), len(chunk.token_ids), now)
+        if chunk.finish_reason is not None:
+            self._on_end((which, chunk.choice), chunk.finish_reason, now)
 
-    def end(self) -> None:
-        """The request has been answered."""
-        self._metrics.e2e.observe(time.perf_counter() - self.began)
-        if self._first is not None and self._tokens > 1:
-            self._metrics.tpot.observe((self._last - self._first) / (self._tokens - 1))
+    def _on_prefilled(self, prompt: PromptFacts, now: float) -> None:
+        metrics = self._metrics
+        metrics.prompted += prompt.num_tokens
+        metrics.prompt_length.observe(prompt.num_tokens)
+        if prompt.scheduled_s is not None:
+            metrics.queue.observe(max(0.0, prompt.scheduled_s - self._began))
+            metrics.prefill.observe(max(0.0, now - prompt.scheduled_s))
+
+    def _on_tokens(self, key: tuple[int, int], count: int, now: float) -> None:
+        """What arrives together shares the time since the tokens before it."""
+        metrics, later = self._metrics, count
+        if (answer := self._answers.get(key)) is None:
+            answer = self._answers[key] = _Sequence(now)
+            metrics.ttft.observe(now - self._began)
+            later -= 1
+        if later:
+            metrics.itl.observe((now - answer.last) / count, later)
+        answer.count, answer.last = answer.count + count, now
+        metrics.generated += count
+
+    def _on_end(self, key: tuple[int, int], reason: str, now: float) -> None:
+        metrics = self._metrics
+        self._unfinished -= 1
+        metrics.finished[reason] += 1
+        metrics.e2e.observe(now - self._began)
+        if (answer := self._answers.get(key)) is None:
+            return
+        metrics.answer_length.observe(answer.count)
+        metrics.decode.observe(answer.last - answer.first)
+        if answer.count > 1:
+            metrics.tpot.observe((answer.last - answer.first) / (answer.count - 1))
+
+    def close(self) -> None:
+        """No more arrives: what has not finished was aborted."""
+        self._metrics.finished["abort"] += self._unfinished
 
 
 class Metrics:
-    """One server's. Counters and histograms are filled by requests, the rest is read from the scheduler when asked."""
+    """One server's. Counters and histograms are filled by requests, the rest is read from the engine when requested."""
 
     def __init__(self, state: ServerState) -> None:
         self.registry = CollectorRegistry()
-        labels = {"model_name": state.options.model_name}
-
-        def histogram(name: str, what: str) -> Histogram:
-            made = Histogram(f"minisgl_{name}_seconds", what, list(labels), buckets=SECONDS, registry=self.registry)
-            return made.labels(**labels)
-
-        def counter(name: str, what: str, *more: str) -> Counter:
-            return Counter(f"minisgl_{name}", what, [*labels, *more], registry=self.registry)
-
-        self.ttft = histogram("time_to_first_token", "From a request's admission to its first token.")
-        self.itl = histogram("inter_token_latency", "Between two tokens of a request.")
-        self.tpot = histogram("time_per_output_token", "Per request: the mean time of a token after the first.")
-        self.e2e = histogram("e2e_request_latency", "From a request's admission to its last token.")
-        self._prompt = counter("prompt_tokens", "Tokens of prompts.").labels(**labels)
-        self._generated = counter("generation_tokens", "Tokens generated.").labels(**labels)
-        self._finished = counter("request_success", "Answers, by what ended them.", "finished_reason")
-        self._labels = labels
-        self.registry.register(_SchedulerCollector(state, labels))
+        self.ttft = Histogram("From the admission of a request to its first token.")
+        self.itl = Histogram("Between two tokens of an answer.")
+        self.tpot = Histogram("Of an answer: the mean time of a token after the first.")
+        self.e2e = Histogram("From the admission of a request to the last token.")
+        self.queue = Histogram("From the admission of a request to the pass that begins with its prompt.")
+        self.prefill = Histogram("From the pass that begins with a prompt to the first token.")
+        self.decode = Histogram("From the first token of an answer to its last.")
+        self.prompt_length = Histogram("Tokens of a prompt.", TOKENS)
+        self.answer_length = Histogram("Tokens of an answer.", TOKENS)
+        self.prompted = self.generated = 0
+        """Tokens"""
+        self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        """Answers, by the reason they ended"""
+        self.http: Counter[tuple[str, int]] = Counter()
+        """HTTP requests, by path and status"""
+        self._state = state
+        self._began = time.monotonic()
+        self.registry.register(_Collector(self, state))
 
     @contextmanager
     def request(self) -> Iterator[Timing]:
-        """Times one request, if it is answered."""
+        """Observe one HTTP request for text."""
         timing = Timing(self)
-        yield timing
-        timing.end()
+        try:
+            yield timing
+        finally:
+            timing.close()
 
-    def count(self, answers: Sequence[Completion]) -> None:
-        """What has been answered."""
-        for answer in answers:
-            self._prompt.inc(answer.prompt_tokens)
-            for choice in answer.choices or (answer,):
-                self._generated.inc(len(choice.token_ids))
-                self._finished.labels(**self._labels, finished_reason=choice.finish_reason or "abort").inc()
+    def histograms(self) -> dict[str, Histogram]:
+        """By the name of the metric, without its prefix."""
+        return {
+            "time_to_first_token_seconds": self.ttft,
+            "inter_token_latency_seconds": self.itl,
+            "request_time_per_output_token_seconds": self.tpot,
+            "e2e_request_latency_seconds": self.e2e,
+            "request_queue_time_seconds": self.queue,
+            "request_prefill_time_seconds": self.prefill,
+            "request_decode_time_seconds": self.decode,
+            "request_prompt_tokens": self.prompt_length,
+            "request_generation_tokens": self.answer_length,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of ``GET /stats``."""
+        state = self._state
+        errors = Counter({status: 0 for _, status in self.http if status >= 400})
+        for (_, status), count in self.http.items():
+            if status in errors:
+                errors[status] += count
+        return {
+            "status": state.status,
+            "model": state.options.model_name,
+            "version": __version__,
+            "uptime_s": time.monotonic() - self._began,
+            "tokens": {"prompt": self.prompted, "generated": self.generated},
+            "finished": dict(self.finished),
+            "http_errors": {str(status): count for status, count in sorted(errors.items())},
+            "latency": {name: getattr(self, name).to_json() for name in ("ttft", "itl", "tpot", "e2e", "queue")},
+            "engine": None if state.llm is None else _engine_json(state.llm),
+        }
 
 
-class _SchedulerCollector(Collector):
-    """Reads the scheduler's counters, which are plain numbers, from another thread than its own."""
+def _pages(llm: AsyncLLM) -> int:
+    """Of the KV pool."""
+    return (llm.limits.pool_tokens or 0) // llm.plan.page_size
 
-    def __init__(self, state: ServerState, labels: dict[str, str]) -> None:
-        self._state, self._names, self._values = state, list(labels), list(labels.values())
+
+def _engine_json(llm: AsyncLLM) -> dict[str, Any]:
+    stats, pages, size = llm.stats, _pages(llm), llm.plan.page_size
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "max_running": llm.engine_config.max_running_req,
+        "max_seq_len": llm.max_seq_len,
+        "preemptions": stats.preemptions,
+        "kv": {
+            "page_size": size,
+            "total_tokens": pages * size,
+            "used_tokens": (pages - stats.free_pages - stats.evictable_pages) * size,
+            "cached_tokens": stats.evictable_pages * size,
+        },
+        "prefix_cache": {
+            "tokens": stats.cached_pages * size,
+            "query_tokens": stats.query_tokens,
+            "hit_tokens": stats.hit_tokens,
+        },
+    }
+
+
+class _Collector(Collector):
+    """All families, made when Prometheus asks."""
+
+    def __init__(self, metrics: Metrics, state: ServerState) -> None:
+        self._metrics, self._state = metrics, state
+        self._names, self._values = ["model_name"], [state.options.model_name]
 
     def collect(self) -> Iterable[Metric]:
-        """What the scheduler says now; nothing while the model is loaded."""
-        llm = self._state.llm
-        if llm is None:
-            return
-        stats, pages = llm.scheduler.stats, llm.scheduler.limits.pool_tokens or 0
-        used = 1 - stats.free_pages * llm.plan.page_size / pages if pages else 0.0
+        """Nothing of the engine while the model is loaded."""
+        metrics = self._metrics
+        for name, histogram in metrics.histograms().items():
+            family = HistogramMetricFamily(f"minisgl_{name}", histogram.what, labels=self._names)
+            family.add_metric(self._values, histogram.buckets(), histogram.total)
+            yield family
+        yield self._counter("prompt_tokens", "Tokens of prompts.", {(): metrics.prompted})
+        yield self._counter("generation_tokens", "Tokens generated.", {(): metrics.generated})
+        finished = {(reason,): count for reason, count in metrics.finished.items()}
+        yield self._counter("request_success", "Answers, by what ended them.", finished, "finished_reason")
+        served = {(path, str(status)): count for (path, status), count in metrics.http.items()}
+        yield self._counter("http_requests", "HTTP requests, by path and status.", served, "path", "status")
+        if self._state.llm is not None:
+            yield from self._engine(self._state.llm)
+
+    def _engine(self, llm: AsyncLLM) -> Iterable[Metric]:
+        stats, pages = llm.stats, _pages(llm)
+        used = (pages - stats.free_pages - stats.evictable_pages) / pages
         yield self._gauge("num_requests_running", "Requests in the batch.", stats.running)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", stats.waiting)
-        yield self._gauge("kv_cache_usage", "Share of the KV pool in use, cached prefixes included.", used)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV pool that requests hold, from 0 to 1.", used)
         yield self._gauge("prefix_cache_pages", "Pages that the prefix cache holds.", stats.cached_pages)
-        yield self._counter("prefix_cache_hit_tokens", "Tokens of prompts found in the prefix cache.", stats.hit_tokens)
-        yield self._counter("num_preemptions", "Requests preempted for want of pages.", stats.preemptions)
-        yield self._plan()
-
-    def _plan(self) -> Metric:
-        assert self._state.llm is not None
-        plan = self._state.llm.plan
-        info = InfoMetricFamily("minisgl_plan", "Which backend serves each role.", labels=self._names)
-        served = {role.replace(".", "_"): label for role, label in plan.summary().items()}
-        info.add_metric(self._values, {"digest": plan.digest(), **served})
-        return info
+        queries, hits = {(): stats.query_tokens}, {(): stats.hit_tokens}
+        yield self._counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.", queries)
+        yield self._counter("prefix_cache_hits", "Tokens of prompts found in the prefix cache.", hits)
+        yield self._counter("num_preemptions", "Requests preempted for want of pages.", {(): stats.preemptions})
+        yield self._info("cache_config", "The KV pool.", block_size=llm.plan.page_size, num_gpu_blocks=pages)
+        served = {role.replace(".", "_"): label for role, label in llm.plan.summary().items()}
+        facts = {"digest": llm.plan.digest(), "dtype": llm.plan.dtype, "device": llm.plan.device}
+        versions = {"version": __version__, "architecture": llm.plan.architecture}
+        yield self._info("plan", "Which backend serves each role.", **facts, **versions, **served)
 
     def _gauge(self, name: str, what: str, value: float) -> Metric:
         metric = GaugeMetricFamily(f"minisgl_{name}", what, labels=self._names)
         metric.add_metric(self._values, value)
         return metric
 
-    def _counter(self, name: str, what: str, value: float) -> Metric:
-        metric = CounterMetricFamily(f"minisgl_{name}", what, labels=self._names)
-        metric.add_metric(self._values, value)
+    def _counter(self, name: str, what: str, counts: dict[Any, int], *labels: str) -> Metric:
+        metric = CounterMetricFamily(f"minisgl_{name}", what, labels=[*self._names, *labels])
+        for values, count in counts.items():
+            metric.add_metric([*self._values, *values], count)
+        return metric
+
+    def _info(self, name: str, what: str, **values: Any) -> Metric:
+        metric = InfoMetricFamily(f"minisgl_{name}", what, labels=self._names)
+        metric.add_metric(self._values, {key: str(value) for key, value in values.items()})
         return metric

@@ -33,6 +33,8 @@ class ServerOptions:
     """Web pages of these origins may call the server; ``*`` = of all."""
     stalled_s: float = 60.0
     """A client that reads nothing of its stream for as long is given up."""
+    page: bool = True
+    """Serve the page at ``/``."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,11 @@ class ServerState:
     """By the request's id."""
     admitted: int = 0
     """Sequences that wait or run."""
+
+    @property
+    def status(self) -> str:
+        """``loading``, ``ready`` or ``draining``."""
+        return "draining" if self.draining else "loading" if self.llm is None else "ready"
 
     def need_model(self) -> AsyncLLM:
         """The model. Raises :class:`APIError` with status 503 while there is none to ask."""

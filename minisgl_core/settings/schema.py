@@ -98,6 +98,7 @@ class ServerSettings(_Section):
     cors_origins: Text = Field(
         default="", description="origins of web pages that may call the server, separated by commas; * = all"
     )
+    page: bool = Field(default=True, description="serve a page to chat and to watch the engine at /")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 from openai import APIStatusError, AuthenticationError, NotFoundError, OpenAI, RateLimitError
-from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl_core.llm import AsyncLLM
 from support.http_server import Served, serving
@@ -265,31 +264,6 @@ def test_a_dead_engine_is_not_healthy(model: Any) -> None:
         with pytest.raises(APIStatusError) as caught:
             server.client.completions.create(model="tiny", prompt="x")
         assert caught.value.status_code == 503
-
-
-def test_metrics_count_what_was_served(async_llm: AsyncLLM) -> None:
-    with serving(async_llm) as fresh:
-        fresh.client.completions.create(
-            model="tiny", prompt=[5, 6, 7], max_tokens=4, n=2, extra_body={"ignore_eos": True}
-        )
-        list(fresh.client.completions.create(model="tiny", prompt=[5, 6], max_tokens=3, stream=True))
-        text = httpx.get(f"{fresh.url}/metrics").text
-    values = {
-        (sample.name, sample.labels.get("finished_reason")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if "le" not in sample.labels
-    }
-    assert values["minisgl_prompt_tokens_total", None] == 3 + 2
-    assert values["minisgl_time_to_first_token_seconds_count", None] == 2
-    assert values["minisgl_e2e_request_latency_seconds_count", None] == 2
-    assert values["minisgl_num_requests_running", None] == values["minisgl_num_requests_waiting", None] == 0
-    finished = sum(value for (name, _), value in values.items() if name == "minisgl_request_success_total")
-    assert finished == 3
-    assert 8 < values["minisgl_generation_tokens_total", None] <= 11
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    (plan,) = [sample for sample in samples if sample.name == "minisgl_plan_info"]
-    assert plan.labels["digest"] == async_llm.plan.digest()
 
 
 def test_server_info_shows_the_plan(served: Served) -> None:

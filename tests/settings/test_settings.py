@@ -181,7 +181,7 @@ def test_a_wrong_backend_flag_is_refused(load: Any, flags: Any, message: str) ->
 def test_true_is_accepted_by_switches_alone(load: Any) -> None:
     fields = {(name, key): field for name, model in SECTIONS.items() for key, field in model.model_fields.items()}
     switches = {place for place, field in fields.items() if field.annotation is bool}
-    assert switches == {("engine", "calibrated"), ("engine", "dummy_weights")}
+    assert switches == {("engine", "calibrated"), ("engine", "dummy_weights"), ("server", "page")}
     for section, key in fields:
         text = f"[{section}]\n{key} = true\n"
         if (section, key) in switches:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +30,8 @@ class Served:
     state: ServerState
     url: str
     port: int
+    stop: Callable[[], None]
+    """End it, whatever runs."""
 
     @property
     def llm(self) -> AsyncLLM:
@@ -69,11 +71,15 @@ def serving(llm: AsyncLLM | None, **options: Any) -> Iterator[Served]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
     port = listener.getsockname()[1]
-    served = Served(state, f"http://127.0.0.1:{port}", port)
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+
+    served = Served(state, f"http://127.0.0.1:{port}", port, stop)
     try:
         yield served
     finally:
         served.client.close()
-        server.should_exit = True
-        thread.join(30)
-        listener.close()
+        stop()
