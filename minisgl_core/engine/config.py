@@ -64,6 +64,10 @@ class EngineConfig:
     """``"ROLE:NAME"`` to that backend's own options."""
     allow_plugins: tuple[str, ...] | None = None
     deny_plugins: tuple[str, ...] = ()
+    grammar_timeout_s: float = 5.0
+    """Longest time that one grammar may take to compile."""
+    grammar_memory_gb: float = 2.0
+    """Most memory that one grammar may take while it is compiled, in GiB."""
     calibrated: bool = True
     """Let ``auto`` use what ``minisgl calibrate`` measured here for this model's shapes."""
     plan: Mapping[str, Any] | None = None
@@ -86,6 +90,8 @@ class EngineConfig:
             check_integer("page_size", self.page_size, 1)
         check_integer("seed", self.seed, SEEDS.start, SEEDS.stop - 1)
         check_number("memory_ratio", self.memory_ratio, 1, "give a share above 0 and at most 1")
+        for name, unit in (("grammar_timeout_s", "seconds"), ("grammar_memory_gb", "GiB")):
+            check_number(name, getattr(self, name), LONGEST_TIMEOUT_S, f"give {unit} above 0")
         check_choice("cache", self.cache, ("radix", "naive"))
         check_choice("queue", self.queue, ("fifo", "priority"))
         check_choice("device", self.device, DEVICE_CHOICES)

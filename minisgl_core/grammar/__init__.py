@@ -1,5 +1,8 @@
 """Constrained answers: grammars compiled out of harm's way, and the state of each answer that follows one."""
 
 from .answer import AnswerGrammar
+from .compiled import Grammars
+from .setup import GrammarFacts
+from .trial import GrammarTrials
 
-__all__ = ["AnswerGrammar"]
+__all__ = ["AnswerGrammar", "GrammarFacts", "GrammarTrials", "Grammars"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,17 @@ class AnswerGrammar:
     ``min_tokens`` tokens; these never prolong an answer that is complete, and never forbid the only tokens left.
     """
 
-    __slots__ = ("_end_ids", "_end_mask", "_mask", "_matcher", "_num_tokens", "_open_until", "_restricts", "finished")
+    __slots__ = (
+        "_end_ids",
+        "_end_mask",
+        "_mask",
+        "_matcher",
+        "_num_tokens",
+        "_open_until",
+        "_restricts",
+        "_spent_s",
+        "finished",
+    )
 
     def __init__(
         self,
@@ -34,9 +45,14 @@ class AnswerGrammar:
         *,
         ignore_eos: bool = False,
         min_tokens: int = 0,
+        spent_s: list[float] | None = None,
     ) -> None:
-        """Raises :class:`GrammarError` if no token of the vocabulary begins an answer."""
+        """``spent_s``: the seconds spent here are added to its only item.
+
+        Raises :class:`GrammarError` if no token of the vocabulary begins an answer.
+        """
         self._matcher = matcher
+        self._spent_s = [0.0] if spent_s is None else spent_s
         self._end_ids = frozenset(end_ids)
         self._end_mask = np.zeros(mask_words(vocab_size), dtype=np.uint32)
         for token in self._end_ids:
@@ -67,10 +83,12 @@ class AnswerGrammar:
         if token in self._end_ids:
             self.finished = True
             return
+        begun = time.perf_counter()
         if not self._matcher.accept(token):
             raise GrammarError(f"token {token} does not continue the grammar")
         self._num_tokens += 1
         self._update()
+        self._spent_s[0] += time.perf_counter() - begun
 
     def _update(self) -> None:
         is_open = self._num_tokens < self._open_until

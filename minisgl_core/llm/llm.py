@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, Never, cast
 
 from minisgl_core.demo_model import resolve_model_path
 from minisgl_core.errors import AdmissionError
+from minisgl_core.grammar import GrammarTrials
+from minisgl_core.plugin_api import Grammar
 from minisgl_core.progress import progress_bar
 from minisgl_core.tokenizer import load_tokenizer
 
 from .arguments import argument_hint, engine_config, refuse_unknown_arguments
 from .async_engine import AsyncEngine
 from .calls import LoopCall, ThreadCall
+from .grammars import grammar_facts
 from .prompts import PreparedPrompt, Prompt, Prompts, prepare_prompts
 from .stream import AsyncStream, Stream
 
@@ -68,6 +73,7 @@ class BaseLLM:
         config = engine_config(path, dtype, tp_size, backends, settings)
         found = resolve_model_path(path, progress=config.progress)
         self.tokenizer = load_tokenizer(found)
+        self._trials_lock, self._grammar_trials = threading.Lock(), cast("GrammarTrials | None", None)
         self._engine = AsyncEngine(replace(config, model_path=str(found)), tp_size, self.tokenizer)
 
     # ---- parts ---------------------------------------------------------------------------------------------------
@@ -126,6 +132,9 @@ class BaseLLM:
         calling it twice is harmless. Garbage collection and the end of the program do the same.
         """
         self._engine.close()
+        with self._trials_lock:
+            if self._grammar_trials is not None:
+                self._grammar_trials.close()
 
     # ---- prompts -------------------------------------------------------------------------------------------------
 
@@ -133,6 +142,26 @@ class BaseLLM:
         self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None, priority: int
     ) -> list[PreparedPrompt]:
         return prepare_prompts(prompts, params, self.tokenizer, self.scheduler.limits, priority)
+
+    def _check_grammars(self, prepared: Sequence[PreparedPrompt]) -> list[PreparedPrompt]:
+        """Raise :class:`AdmissionError` for a grammar that does not compile. It may block for seconds, once for each.
+
+        Without grammars it does nothing.
+        """
+        for prompt in prepared:
+            if isinstance(prompt.params.grammar, Grammar):
+                self._trials().check(prompt.params.grammar)
+        return list(prepared)
+
+    def _trials(self) -> GrammarTrials:
+        with self._trials_lock:
+            if self._grammar_trials is None:
+                config = self.engine_config
+                ends = self.tokenizer.eos_token_ids if self.tokenizer else ()
+                facts = grammar_facts(config, self.plan, ends)
+                self._grammar_trials = GrammarTrials(facts, config.grammar_timeout_s, config.grammar_memory_gb)
+                weakref.finalize(self, self._grammar_trials.close)
+            return self._grammar_trials
 
     def _encode_chats(self, conversations: Sequence[Conversation], options: Mapping[str, Any]) -> list[list[int]]:
         """Token ids of each conversation. The error for one of several names its index."""
@@ -181,7 +210,7 @@ class LLM(BaseLLM):
         """
         if unknown:
             refuse_unknown_arguments("generate", ("prompts", "params", "priority", "progress"), unknown)
-        return self._answer(self._prepare(prompts, params, priority), progress)
+        return self._answer(self._check_grammars(self._prepare(prompts, params, priority)), progress)
 
     def chat(
         self,
@@ -198,7 +227,7 @@ class LLM(BaseLLM):
         as ``tools`` or ``enable_thinking=False``.
         """
         prompts = self._encode_chats(_list_conversations(messages), options)
-        return self._answer(self._prepare(prompts, params, priority), progress)
+        return self._answer(self._check_grammars(self._prepare(prompts, params, priority)), progress)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, **unknown: Never
@@ -210,13 +239,14 @@ class LLM(BaseLLM):
         """
         if unknown:
             refuse_unknown_arguments("stream", ("prompt", "params", "priority"), unknown)
-        return Stream(self._engine, self._prepare([prompt], params, priority))
+        return Stream(self._engine, self._check_grammars(self._prepare([prompt], params, priority)))
 
     def stream_chat(
         self, messages: Conversation, params: SamplingParams | None = None, *, priority: int = 0, **options: Any
     ) -> Stream:
         """Stream the answer to one conversation like :meth:`stream`; ``options`` as for :meth:`chat`."""
-        return Stream(self._engine, self._prepare(self._encode_chats([messages], options), params, priority))
+        prompts = self._encode_chats([messages], options)
+        return Stream(self._engine, self._check_grammars(self._prepare(prompts, params, priority)))
 
     def clear_cache(self) -> None:
         """Drop every cached prefix that no running request uses, on all ranks."""
@@ -268,7 +298,7 @@ class AsyncLLM(BaseLLM):
         """Answer all ``prompts`` together, like :meth:`LLM.generate`. Cancelling the call aborts its requests."""
         if unknown:
             refuse_unknown_arguments("generate", ("prompts", "params", "priority"), unknown)
-        return await self._answer(self._prepare(prompts, params, priority))
+        return await self._answer(await self._checked(self._prepare(prompts, params, priority)))
 
     async def chat(
         self,
@@ -280,23 +310,24 @@ class AsyncLLM(BaseLLM):
     ) -> list[Completion]:
         """Answer one conversation, or each of a list of them, like :meth:`LLM.chat`."""
         prompts = self._encode_chats(_list_conversations(messages), options)
-        return await self._answer(self._prepare(prompts, params, priority))
+        return await self._answer(await self._checked(self._prepare(prompts, params, priority)))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, **unknown: Never
     ) -> AsyncStream:
         """Stream the answer to one prompt: ``async for chunk in llm.stream(prompt)``. Closing or dropping the iterator,
-        or cancelling its reader, aborts the request. Raises like :meth:`LLM.stream`.
+        or cancelling its reader, aborts the request. Raises like :meth:`LLM.stream`; a grammar that does not compile
+        raises at the first chunk.
         """
         if unknown:
             refuse_unknown_arguments("stream", ("prompt", "params", "priority"), unknown)
-        return AsyncStream(self._engine, self._prepare([prompt], params, priority))
+        return self._open_unchecked(self._prepare([prompt], params, priority))
 
     def stream_chat(
         self, messages: Conversation, params: SamplingParams | None = None, *, priority: int = 0, **options: Any
     ) -> AsyncStream:
         """Stream the answer to one conversation like :meth:`stream`; ``options`` as for :meth:`chat`."""
-        return AsyncStream(self._engine, self._prepare(self._encode_chats([messages], options), params, priority))
+        return self._open_unchecked(self._prepare(self._encode_chats([messages], options), params, priority))
 
     # ---- two steps, for a server -------------------------------------------------------------------------------------
 
@@ -307,16 +338,16 @@ class AsyncLLM(BaseLLM):
         *,
         priority: int = 0,
     ) -> list[PreparedPrompt]:
-        """Token ids and checked parameters of each prompt, for :meth:`open`. Works on any thread. Raises like
-        :meth:`generate`.
+        """Token ids and checked parameters of each prompt, for :meth:`open`. Works on any thread, which a grammar
+        may block for seconds. Raises like :meth:`generate`.
         """
-        return self._prepare(prompts, params, priority)
+        return self._check_grammars(self._prepare(prompts, params, priority))
 
     def prepare_chat(
         self, messages: Conversation, params: SamplingParams | None = None, *, priority: int = 0, **options: Any
     ) -> list[PreparedPrompt]:
         """The prompt of one conversation, like :meth:`prepare`; ``options`` as for :meth:`chat`."""
-        return self._prepare(self._encode_chats([messages], options), params, priority)
+        return self._check_grammars(self._prepare(self._encode_chats([messages], options), params, priority))
 
     def open(self, prompt: PreparedPrompt) -> AsyncStream:
         """Stream the answer to a prepared prompt, on the running event loop."""
@@ -336,6 +367,17 @@ class AsyncLLM(BaseLLM):
         await call.wait()
         call.raise_failure()
 
+    async def _checked(self, prepared: list[PreparedPrompt]) -> list[PreparedPrompt]:
+        """Grammars are tried on another thread."""
+        if _have_grammars(prepared):
+            await asyncio.to_thread(self._check_grammars, prepared)
+        return prepared
+
+    def _open_unchecked(self, prepared: list[PreparedPrompt]) -> AsyncStream:
+        if _have_grammars(prepared):
+            return AsyncStream(self._engine, prepared, lambda: self._checked(prepared))
+        return AsyncStream(self._engine, prepared)
+
     async def _answer(self, prepared: Sequence[PreparedPrompt]) -> list[Completion]:
         call = LoopCall()
         try:
@@ -353,6 +395,10 @@ class AsyncLLM(BaseLLM):
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.shutdown)
+
+
+def _have_grammars(prepared: Sequence[PreparedPrompt]) -> bool:
+    return any(prompt.params.grammar is not None for prompt in prepared)
 
 
 def _show_until_woken(call: ThreadCall, bar: Any, total: int) -> None:

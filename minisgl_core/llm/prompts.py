@@ -61,8 +61,6 @@ def prepare_prompts(
             input_ids = _token_ids(prompt, tokenizer, limits)
             limits.check(input_ids, own)
             _check_stop(own, tokenizer)
-            if own.grammar is not None:
-                raise AdmissionError("grammars are not supported yet", field="grammar", value=own.grammar)
         prepared.append(PreparedPrompt(input_ids, own, priority))
     return prepared
 

@@ -12,14 +12,19 @@ from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import Engine, EngineConfig
 from minisgl_core.engine.plan_resolution import make_plan
 from minisgl_core.errors import EngineError, MinisglError
+from minisgl_core.grammar import Grammars
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.registry import Choice, Plan
 from minisgl_core.registry.records import CORE
-from minisgl_core.scheduler import Message, Scheduler, TokenOuts
+from minisgl_core.scheduler import Message, Scheduler, TokenOut, TokenOuts
 
+from .grammars import GrammarQueue, grammar_facts
 from .ranks import GRACE_S, Ranks, free_port, threads_per_rank
 
 __all__ = ["Runner"]
+
+_HELD_S = 0.01
+"""How long a step without other work waits for a grammar, before it looks for new messages."""
 
 
 class Runner:
@@ -44,7 +49,9 @@ class Runner:
             if tp_size > 1:
                 torch.set_num_threads(threads_per_rank(tp_size))
             self.engine = self._ranks.while_joining(lambda: Engine(config), config.init_method)
-            self.scheduler = Scheduler(self.engine, self.engine.ctx.kv.match_len, eos_token_ids)
+            self.grammars = Grammars(grammar_facts(config, self.engine.plan, eos_token_ids))
+            self._held = GrammarQueue(self.grammars)
+            self.scheduler = Scheduler(self.engine, self.engine.ctx.kv.match_len, eos_token_ids, self.grammars)
             self._ranks.wait_ready()
         except BaseException:
             self._ranks.close(grace_s=0)
@@ -61,11 +68,12 @@ class Runner:
     @property
     def has_work(self) -> bool:
         """False when a step would do nothing."""
-        return bool(self._messages) or self.scheduler.has_work
+        return bool(self._messages or self._held) or self.scheduler.has_work
 
     def post(self, message: Message) -> None:
         """Apply ``message`` on all ranks before the next step."""
-        self._messages.append(message)
+        if not self._held.holds(message):
+            self._messages.append(message)
 
     def step(self) -> TokenOuts:
         """Make one step on every rank. Raises :class:`EngineError` with the exit report of a rank that failed, or with
@@ -76,10 +84,17 @@ class Runner:
                 f"the engine has stopped after an error: {self._failure}", remedy="shut it down and make a new one"
             ) from self._failure
         messages, self._messages = self._messages, []
+        failed: list[TokenOut] = []
+        if self._held:
+            if not (messages or self.scheduler.has_work):
+                self._held.wait(_HELD_S)
+            ready, failed = self._held.ready()
+            messages += ready
         try:
             self._ranks.send(messages)
             self.scheduler.apply(messages)
-            return self._ranks.guard(self.scheduler.step)
+            outs = self._ranks.guard(self.scheduler.step)
+            return TokenOuts([*failed, *outs.parts]) if failed else outs
         except BaseException as error:
             self._failure = _attribute(error, self.engine.plan)
             if self._failure is error:
@@ -99,6 +114,7 @@ class Runner:
             closing.callback(self._restore_threads)
             closing.callback(self.engine.shutdown)
             closing.callback(self.scheduler.close)
+            closing.callback(self.grammars.close)
             # After a failure the others may be waiting for this rank in the middle of a step.
             self._ranks.close(GRACE_S if self.usable else 0)
 

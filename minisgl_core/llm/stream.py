@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .calls import LoopCall, ThreadCall
@@ -10,7 +10,7 @@ from .calls import LoopCall, ThreadCall
 if TYPE_CHECKING:
     from .async_engine import AsyncEngine
     from .calls import Call
-    from .output import Chunk, Completion, PromptFacts
+    from .output import Chunk, Completion, Output, PromptFacts
     from .prompts import PreparedPrompt
 
 __all__ = ["AsyncStream", "Stream"]
@@ -21,11 +21,14 @@ class _BaseStream:
 
     _open = False
 
-    def __init__(self, engine: AsyncEngine, call: Call, prepared: Sequence[PreparedPrompt]) -> None:
+    def __init__(self, engine: AsyncEngine, call: Call) -> None:
         self._engine, self._call = engine, call
+        self._unread: list[Output] = []
+
+    def _submit(self, prepared: Sequence[PreparedPrompt]) -> None:
         self._open = True  # before the submission, which Ctrl-C may interrupt
-        engine.submit(prepared, call)
-        self._unread = list(call.outputs)
+        self._engine.submit(prepared, self._call)
+        self._unread = list(self._call.outputs)
 
     @property
     def prompt(self) -> PromptFacts:
@@ -63,7 +66,8 @@ class Stream(_BaseStream, Iterator["Chunk"]):
 
     def __init__(self, engine: AsyncEngine, prepared: Sequence[PreparedPrompt]) -> None:
         self._thread_call = ThreadCall(streams=True)
-        super().__init__(engine, self._thread_call, prepared)
+        super().__init__(engine, self._thread_call)
+        self._submit(prepared)
 
     def __next__(self) -> Chunk:
         try:
@@ -91,13 +95,27 @@ class Stream(_BaseStream, Iterator["Chunk"]):
 
 
 class AsyncStream(_BaseStream, AsyncIterator["Chunk"]):
-    """Like :class:`Stream`, for the event loop in which it was made. Cancelling its reader aborts the request."""
+    """Like :class:`Stream`, for the event loop in which it was made. Cancelling its reader aborts the request.
 
-    def __init__(self, engine: AsyncEngine, prepared: Sequence[PreparedPrompt]) -> None:
+    ``checked``: returns what to submit, or raises; it is awaited by the first reader.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        prepared: Sequence[PreparedPrompt],
+        checked: Callable[[], Awaitable[Sequence[PreparedPrompt]]] | None = None,
+    ) -> None:
         self._loop_call = LoopCall(streams=True)
-        super().__init__(engine, self._loop_call, prepared)
+        self._checked = checked
+        super().__init__(engine, self._loop_call)
+        if checked is None:
+            self._submit(prepared)
 
     async def __anext__(self) -> Chunk:
+        if self._checked is not None:
+            checked, self._checked = self._checked, None
+            self._submit(await checked())
         try:
             while self._open and self._unread:
                 if (chunk := self._next_chunk()) is not None:
@@ -112,6 +130,7 @@ class AsyncStream(_BaseStream, AsyncIterator["Chunk"]):
 
     async def aclose(self) -> None:
         """Abort the request if it still runs. For a task that is reading, the stream ends. May be called twice."""
+        self._checked = None
         self._abort()
 
     def _abort(self) -> None:

@@ -70,9 +70,7 @@ class Grammar:
         if not all(isinstance(value, list | tuple) for value in lists) or not all(
             isinstance(flag, bool) for flag in flags.values()
         ):
-            raise GrammarError(
-                "`structures` and `triggers` of a structural tag are lists, its other keys true or false"
-            )
+            raise GrammarError("`structures` and `triggers` of a structural tag are lists, its other keys are flags")
         return cls.structural_tag(*lists, **flags)
 
     @classmethod

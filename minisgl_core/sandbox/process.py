@@ -44,10 +44,21 @@ class Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child. Calling it twice is harmless."""
         self._stop()
         self._errors.close()
 
-    def call(self, function: str, argument: Mapping[str, Any], versions: Iterable[str] = ()) -> dict[str, Any]:
+    def call(
+        self,
+        function: str,
+        argument: Mapping[str, Any],
+        versions: Iterable[str] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
         """What ``"pkg.mod:fn"`` returned for the argument: ``ok`` and ``value``, or ``reason`` or ``error``.
 
         With ``versions`` (of all that the answer depends on) an answer that is ``ok`` is kept for later starts; others
@@ -56,12 +67,12 @@ class Sandbox:
         file = _kept_at(function, json.dumps(dict(argument)), *versions) if versions else None
         found = _read(file) if file else None
         if found is None:
-            found = self._ask({"call": function, "with": dict(argument)})
+            found = self._ask({"call": function, "with": dict(argument)}, timeout_s or self._timeout_s)
             if file and found["ok"]:
                 _write(file, found)
         return found
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         process = self._process or self._start()
         if process.stdin is None or process.stdout is None:
             raise AssertionError("the child was started with pipes")
@@ -71,9 +82,9 @@ class Sandbox:
         except BrokenPipeError:
             raise self._crash("could not start") from None
         # an answer is one short line, written at once: readable means that all of it is there
-        readable, _, _ = select.select([process.stdout], [], [], self._timeout_s)
+        readable, _, _ = select.select([process.stdout], [], [], timeout_s)
         if not readable:
-            raise self._crash(f"did not answer within {self._timeout_s:g} s", timed_out=True)
+            raise self._crash(f"did not answer within {timeout_s:g} s", timed_out=True)
         line = process.stdout.readline()
         if not line:
             raise self._crash("died")

@@ -40,6 +40,7 @@ from .resources import Resources
 
 if TYPE_CHECKING:
     from minisgl_core.engine import TokenLogprobs
+    from minisgl_core.grammar import Grammars
 
 __all__ = ["Scheduler", "SchedulerStats"]
 
@@ -82,8 +83,11 @@ class Scheduler:
         engine: EngineLike,
         match_len: MatchLen = match_len,
         eos_token_ids: frozenset[int] = frozenset(),
+        grammars: Grammars | None = None,
     ) -> None:
-        """``match_len``: the ``kv`` role's. ``eos_token_ids``: further ones, in addition to the model config's."""
+        """``match_len``: the ``kv`` role's. ``eos_token_ids``: further ones, in addition to the model config's.
+        ``grammars``: of rank 0 alone; the other ranks only know which rows have one.
+        """
         config, size = engine.config, engine.page_size
         # A tokenizer may have more ids than the model.
         eos_token_ids = frozenset(token for token in eos_token_ids | engine.eos_token_ids if token < engine.vocab_size)
@@ -105,6 +109,7 @@ class Scheduler:
         self._prefill = PrefillBatcher(self._resources, self._queue, config.max_prefill_tokens)
         self._decode = DecodeBatcher(self._resources)
         self._engine = engine
+        self._grammars = grammars
         self._overlap = not ENV.DISABLE_OVERLAP_SCHEDULING.value
         self._check = ENV.CHECK_INTEGRITY.value
         self._pending: dict[int, PendingReq] = {}

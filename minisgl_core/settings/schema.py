@@ -73,6 +73,12 @@ class EngineSettings(_Section):
     distributed_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=120.0, description="seconds that ranks wait for each other"
     )
+    grammar_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=5.0, description="seconds that one grammar may take to compile"
+    )
+    grammar_memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=2.0, description="GiB of memory that one grammar may take to compile"
+    )
     dummy_weights: bool = Field(default=False, description="random weights, to measure speed without a checkpoint's")
 
 

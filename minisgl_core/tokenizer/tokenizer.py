@@ -102,6 +102,21 @@ class Tokenizer:
             return self.decode([token])
         return str(self._backend.id_to_token(token)).replace("\u2581", " ")
 
+    def token_bytes(self, vocab_size: int) -> tuple[bytes | None, ...]:
+        """(vocab_size,) What each id writes in the middle of a text; None for special tokens and unknown ids."""
+        return tuple(map(self._bytes_of, range(vocab_size)))
+
+    def _bytes_of(self, token: int) -> bytes | None:
+        spelling = self._written(token)
+        if spelling is None:
+            return None
+        if self._pieces is not None:
+            piece = self._pieces.piece(token)
+            return (piece.encode() if isinstance(piece, str) else piece) or None
+        if spelling in _BYTE_TOKENS:
+            return bytes([int(spelling[3:5], 16)])
+        return spelling.replace("\u2581", " ").encode() or None
+
     def new_decoder(self, prompt: Sequence[int] | np.ndarray = ()) -> IncrementalDecoder:
         """A decoder for one sequence that arrives token by token and continues the text of ``prompt``.
 

@@ -1,0 +1,1 @@
+"""Constrained answers for minisgl, by llguidance or XGrammar."""
