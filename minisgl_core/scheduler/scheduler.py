@@ -183,6 +183,8 @@ class Scheduler:
                 raise EngineError(f"request uid {uid} is in use", field="uid", value=uid)
         try:
             self.limits.check(new.input_ids, new.params, new.priority)
+            if new.params.grammar is not None:  # until rows can be masked
+                raise AdmissionError("grammars are not supported yet", field="grammar", value=new.params.grammar)
         except AdmissionError as error:
             self._outs += [TokenOut(uid, None, "error", str(error)) for uid in uids]
             return

@@ -31,12 +31,13 @@ def _requirements(name: str) -> dict[str, Requirement]:
     return {r.name: r for r in map(Requirement, distribution(name).requires or ()) if r.marker is None}
 
 
-def test_the_five_plugins_are_there() -> None:
+def test_the_six_plugins_are_there() -> None:
     assert [folder.name for folder in PLUGINS] == [
         "minisgl_cpu_sim",
         "minisgl_cuda",
         "minisgl_fa",
         "minisgl_flashinfer",
+        "minisgl_grammar",
         "minisgl_moe",
     ]
 

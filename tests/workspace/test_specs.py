@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 from minisgl_core.plugin_api import API_VERSIONS, HOOK_OF_ROLE, BackendSpec
 
-PLUGINS = ("minisgl_cpu_sim", "minisgl_cuda", "minisgl_fa", "minisgl_flashinfer", "minisgl_moe")
+PLUGINS = ("minisgl_cpu_sim", "minisgl_cuda", "minisgl_fa", "minisgl_flashinfer", "minisgl_grammar", "minisgl_moe")
 
 
 def _specs(package: str) -> list[BackendSpec]:

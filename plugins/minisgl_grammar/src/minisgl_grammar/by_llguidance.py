@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LLGuidanceGrammars"]
 
-_NOTHING: Final = '{"enum": []}'
-"""A schema that no value satisfies"""
+_HEADER: Final = '%llguidance {"no_forcing": true}\n'
+"""Else the mask would allow only one spelling, the tokenizer's own, of a text that is forced"""
 _MOST_RECURSION: Final = 10_000
 """Python frames for the reader of GBNF, which recurses; deeper rules are refused."""
 
 
 class _Vocabulary:
-    """What the library asks of a tokenizer. It is never asked to encode a text that matters: no tokens are forced."""
+    """What the library asks of a tokenizer. What it encodes does not matter: no tokens are forced."""
 
     bos_token_id = None
 
@@ -50,31 +50,35 @@ class LLGuidanceGrammars:
         self._num_bytes = -(-setup.vocab_size // 32) * 4
 
     def compile(self, grammar: Grammar) -> _Compiled:
-        matcher = LLMatcher(self._tokenizer, self._source(grammar), log_level=0)
+        try:
+            rules = self._source(grammar)
+        except RecursionError:
+            raise GrammarError("it is nested too deeply") from None
+        source = LLMatcher.grammar_from_lark(_HEADER + rules.removeprefix("%llguidance {}"))
+        matcher = LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise GrammarError(_first_lines(matcher.get_error()))
         return _Compiled(matcher, self._num_bytes)
 
     def _source(self, grammar: Grammar) -> str:
+        """Lark rules."""
         if grammar.kind == "json_schema":
-            return self._json(grammar.text)
+            return f"start: {self._json(json.loads(grammar.text))}"
         if grammar.kind == "json_object":
-            return self._json('{"type": "object"}')
+            return f"start: {self._json({'type': 'object'})}"
         if grammar.kind == "regex":
-            return LLMatcher.grammar_from_regex(grammar.text)
+            rules: str = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"][0]["lark_grammar"]
+            return rules
         if grammar.kind == "ebnf":
-            return LLMatcher.grammar_from_lark(_lark_of(grammar.text))
+            return _lark_of(grammar.text)
         if grammar.kind == "choice":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, json.loads(grammar.text))))
-        return LLMatcher.grammar_from_lark(self._tags(json.loads(grammar.text)))
+            return "start: " + " | ".join(map(_quoted, json.loads(grammar.text)))
+        return self._tags(json.loads(grammar.text))
 
-    def _json(self, schema: str) -> str:
-        if schema.strip() in ("true", "false"):  # the library wants an object
-            schema = "{}" if schema.strip() == "true" else _NOTHING
-        try:
-            return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": self._whitespace})
-        except ValueError as error:
-            raise GrammarError(_first_lines(str(error))) from error
+    def _json(self, schema: Any) -> str:
+        if isinstance(schema, bool):  # the library wants an object
+            schema = {} if schema else {"enum": []}
+        return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': self._whitespace}})}"
 
     def _tags(self, tag: dict[str, Any]) -> str:
         """Lark rules: a lazy terminal ends free text at the first trigger, behind which the rest of a tag is forced."""
@@ -82,13 +86,9 @@ class LLGuidanceGrammars:
         triggers = [next(one for one in tag["triggers"] if part["begin"].startswith(one)) for part in parts]
         rules = []
         for number, (part, trigger) in enumerate(zip(parts, triggers, strict=True)):
-            schema = {"x-guidance": {"whitespace_pattern": self._whitespace}}
-            schema |= (
-                part["schema"] if isinstance(part["schema"], dict) else json.loads("{}" if part["schema"] else _NOTHING)
-            )
             end = _quoted(part["end"]) if part["end"] else ""
             rest = part["begin"][len(trigger) :]
-            rules.append(f"body_{number}: {_quoted(rest) if rest else ''} %json {json.dumps(schema)} {end}")
+            rules.append(f"body_{number}: {_quoted(rest) if rest else ''} {self._json(part['schema'])} {end}")
             rules.append(f"tag_{number}: open_{number} body_{number}")
             rules.append(f"open_{number}[lazy]: /(.|\\n)*/ {_quoted(trigger)}")
             rules.append(f"first_{number}: {_quoted(trigger)} body_{number}")
@@ -98,7 +98,7 @@ class LLGuidanceGrammars:
             start = f"({first})" if once else f"({first}) ({anywhere})* text"
         else:
             start = f"({anywhere}) | text" if once else f"({anywhere})* text"
-        return "\n".join(["%llguidance {}", f"start: {start}", "text: TEXT", "TEXT: /(.|\\n)*/", *rules])
+        return "\n".join([f"start: {start}", "text: TEXT", "TEXT: /(.|\\n)*/", *rules])
 
     def close(self) -> None:
         """Nothing to end."""
