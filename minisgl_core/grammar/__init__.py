@@ -3,6 +3,6 @@
 from .answer import AnswerGrammar
 from .compiled import Grammars
 from .setup import GrammarFacts
-from .trial import GrammarTrials
+from .vetting import GrammarVetter
 
-__all__ = ["AnswerGrammar", "GrammarFacts", "GrammarTrials", "Grammars"]
+__all__ = ["AnswerGrammar", "GrammarFacts", "GrammarVetter", "Grammars"]

@@ -29,7 +29,7 @@ class Grammars:
     """Compiles each grammar once, on a thread of its own, and makes the :class:`AnswerGrammar` of each answer.
 
     The backend is built when the first grammar arrives. Only grammars that
-    :class:`~minisgl_core.grammar.GrammarTrials` has let pass should come here.
+    :class:`~minisgl_core.grammar.GrammarVetter` has let pass should come here.
     """
 
     def __init__(self, facts: GrammarFacts) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Never, cast
 
 from minisgl_core.demo_model import resolve_model_path
 from minisgl_core.errors import AdmissionError
-from minisgl_core.grammar import GrammarTrials
+from minisgl_core.grammar import GrammarVetter
 from minisgl_core.plugin_api import Grammar
 from minisgl_core.progress import progress_bar
 from minisgl_core.tokenizer import load_tokenizer
@@ -73,7 +73,7 @@ class BaseLLM:
         config = engine_config(path, dtype, tp_size, backends, settings)
         found = resolve_model_path(path, progress=config.progress)
         self.tokenizer = load_tokenizer(found)
-        self._trials_lock, self._grammar_trials = threading.Lock(), cast("GrammarTrials | None", None)
+        self._vetter_lock, self._grammar_vetter = threading.Lock(), cast("GrammarVetter | None", None)
         self._engine = AsyncEngine(replace(config, model_path=str(found)), tp_size, self.tokenizer)
 
     # ---- parts ---------------------------------------------------------------------------------------------------
@@ -132,9 +132,9 @@ class BaseLLM:
         calling it twice is harmless. Garbage collection and the end of the program do the same.
         """
         self._engine.close()
-        with self._trials_lock:
-            if self._grammar_trials is not None:
-                self._grammar_trials.close()
+        with self._vetter_lock:
+            if self._grammar_vetter is not None:
+                self._grammar_vetter.close()
 
     # ---- prompts -------------------------------------------------------------------------------------------------
 
@@ -150,18 +150,18 @@ class BaseLLM:
         """
         for prompt in prepared:
             if isinstance(prompt.params.grammar, Grammar):
-                self._trials().check(prompt.params.grammar)
+                self._vetter().check(prompt.params.grammar)
         return list(prepared)
 
-    def _trials(self) -> GrammarTrials:
-        with self._trials_lock:
-            if self._grammar_trials is None:
+    def _vetter(self) -> GrammarVetter:
+        with self._vetter_lock:
+            if self._grammar_vetter is None:
                 config = self.engine_config
                 ends = self.tokenizer.eos_token_ids if self.tokenizer else ()
                 facts = grammar_facts(config, self.plan, ends)
-                self._grammar_trials = GrammarTrials(facts, config.grammar_timeout_s, config.grammar_memory_gb)
-                weakref.finalize(self, self._grammar_trials.close)
-            return self._grammar_trials
+                self._grammar_vetter = GrammarVetter(facts, config.grammar_timeout_s, config.grammar_memory_gb)
+                weakref.finalize(self, self._grammar_vetter.close)
+            return self._grammar_vetter
 
     def _encode_chats(self, conversations: Sequence[Conversation], options: Mapping[str, Any]) -> list[list[int]]:
         """Token ids of each conversation. The error for one of several names its index."""

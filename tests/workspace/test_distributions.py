@@ -16,7 +16,7 @@ import minisgl_core
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
-OPTIONAL = {"flash_attn", "flash_attn_interface", "flashinfer", "transformers", "triton"}
+OPTIONAL = {"flash_attn", "flash_attn_interface", "flashinfer", "llguidance", "transformers", "triton", "xgrammar"}
 """Kernel libraries, which a spec requires and a distribution does not; and what only some folders or plots need."""
 AHEAD = {"numpy", "pydantic", "torch"}
 """What a GPU plugin may declare for code that is still to come."""

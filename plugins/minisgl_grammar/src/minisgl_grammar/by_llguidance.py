@@ -118,7 +118,7 @@ class _Matcher:
 
     def fill_mask(self, row: np.ndarray) -> bool:
         if row.nbytes != self._num_bytes or not row.flags.c_contiguous:
-            raise ValueError(f"the mask has {row.nbytes} bytes, {self._num_bytes} in one piece are needed")
+            raise ValueError(f"the mask has {row.nbytes} bytes, {self._num_bytes} contiguous ones are needed")
         self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._state.is_error():
             raise GrammarError(_first_lines(self._state.get_error()))

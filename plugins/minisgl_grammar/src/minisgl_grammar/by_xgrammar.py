@@ -111,7 +111,7 @@ class _Matcher:
     def __init__(self, state: xgrammar.GrammarMatcher, vocab_size: int) -> None:
         self._state = state
         self._beyond = np.int32(-1 << vocab_size % 32) if vocab_size % 32 else np.int32(0)
-        """The bits of the last word that stand for no token; the library leaves them as they are or sets them"""
+        """The bits of the last word that mean no token; the library leaves them as they are or sets them"""
 
     def fill_mask(self, row: np.ndarray) -> bool:
         restricts = self._state.fill_next_token_bitmask(row.reshape(1, -1))

@@ -21,7 +21,7 @@ from .setup import GrammarFacts, build_grammar_backend
 if TYPE_CHECKING:
     from minisgl_core.plugin_api import GrammarBackend
 
-__all__ = ["GrammarTrials", "start_trials", "try_grammar"]
+__all__ = ["GrammarVetter", "start_vetting", "try_grammar"]
 
 _START_S: Final = 120.0
 """For the imports of a library and the reading of a tokenizer, which are not the grammar's fault"""
@@ -35,7 +35,7 @@ _STACK: Final = 4 << 20
 """Bytes of the stack in the child; threads of an engine's process have twice as much"""
 
 
-class GrammarTrials:
+class GrammarVetter:
     """Says of each grammar whether it compiles within ``timeout_s`` and ``memory_gb``. Thread-safe; the child process
     is started by the first grammar, tries one after the other, and remembers verdicts.
     """
@@ -63,7 +63,7 @@ class GrammarTrials:
             self._end()
 
     def _static_verdict(self, grammar: Grammar) -> str:
-        """Why it is refused without a trial; empty if it is not."""
+        """Why it is refused untried; empty if it is not."""
         choice = self._facts.choice
         if grammar.kind not in choice.grammars:
             return f"{choice.label} does not compile {grammar.kind}; it has {', '.join(choice.grammars)}"
@@ -117,13 +117,13 @@ class GrammarTrials:
 
 # ---- in the child ----------------------------------------------------------------------------------------------------
 
-_START: Final = f"{__name__}:start_trials"
+_START: Final = f"{__name__}:start_vetting"
 _TRY: Final = f"{__name__}:try_grammar"
 _child: dict[str, Any] = {}
 """The backend of this process and its vocabulary's size; empty in every process but the child."""
 
 
-def start_trials(request: Mapping[str, Any]) -> None:
+def start_vetting(request: Mapping[str, Any]) -> None:
     """Build the backend, then limit the memory that this process may still take."""
     facts = GrammarFacts.from_json(request["facts"])
     _child.update(backend=build_grammar_backend(facts), vocab_size=facts.vocab_size)
