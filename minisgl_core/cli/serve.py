@@ -16,7 +16,7 @@ from .options import settings_options
 from .start import find_model, refuse_choice, start_llm
 
 if TYPE_CHECKING:
-    from minisgl_core.llm import AsyncLLM
+    from minisgl_core.llm.llm import ProcessLLM
 
 __all__ = ["command"]
 
@@ -53,10 +53,10 @@ def command(settings: Settings) -> int:
         host, port = listener.getsockname()[:2]
         click.echo(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}, loading {name}", err=True)
 
-        def load() -> AsyncLLM:
-            from minisgl_core.llm import AsyncLLM
+        def load() -> ProcessLLM:
+            from minisgl_core.llm.llm import ProcessLLM
 
-            llm = start_llm(AsyncLLM, settings, path, requests=settings.engine.max_running_req)
+            llm = start_llm(ProcessLLM, settings, path, requests=settings.engine.max_running_req)
             click.echo(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}/v1", err=True)
             return llm
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING, Any, Final, Never, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Never, cast
 
 from minisgl_core.demo_model import resolve_model_path
 from minisgl_core.errors import AdmissionError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .output import Completion
 
-__all__ = ["LLM", "AsyncLLM", "BaseLLM"]
+__all__ = ["LLM", "AsyncLLM", "BaseLLM", "ProcessLLM"]
 
 Conversation = Iterable["Message"]
 Conversations = Conversation | Iterable[Conversation]
@@ -61,6 +61,9 @@ class BaseLLM:
     any thread and event loop: calls that run at the same time are served together.
     """
 
+    _own_process: ClassVar = False
+    """Whether rank 0's engine runs in a process of its own instead of a thread."""
+
     def __init__(
         self,
         path: str | Path = "",
@@ -74,7 +77,8 @@ class BaseLLM:
         found = resolve_model_path(path, progress=config.progress)
         self.tokenizer = load_tokenizer(found)
         self._vetter_lock, self._grammar_vetter = threading.Lock(), cast("GrammarVetter | None", None)
-        self._engine = AsyncEngine(replace(config, model_path=str(found)), tp_size, self.tokenizer)
+        config = replace(config, model_path=str(found))
+        self._engine = AsyncEngine(config, tp_size, self.tokenizer, own_process=self._own_process)
 
     # ---- parts ---------------------------------------------------------------------------------------------------
 
@@ -94,32 +98,32 @@ class BaseLLM:
     @property
     def plan(self) -> Plan:
         """The resolved choice of backends."""
-        return self._engine.engine.plan
+        return self._engine.facts.plan
 
     @property
     def engine_config(self) -> EngineConfig:
         """The settings of rank 0's engine."""
-        return self._engine.engine.config
+        return self._engine.facts.config
 
     @property
     def limits(self) -> Limits:
         """What requests may demand."""
-        return self._engine.scheduler.limits
+        return self._engine.facts.limits
 
     @property
     def stats(self) -> SchedulerStats:
         """What runs and waits now, and counters."""
-        return self._engine.scheduler.stats
+        return self._engine.stats
 
     @property
     def max_seq_len(self) -> int:
         """Longest prompt and answer together, in tokens."""
-        return self.scheduler.limits.max_total_len
+        return self.limits.max_total_len
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
-        return self.scheduler.limits.vocab_size
+        return self.limits.vocab_size
 
     @property
     def shadow_report(self) -> ShadowReport | None:
@@ -141,7 +145,7 @@ class BaseLLM:
     def _prepare(
         self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None, priority: int
     ) -> list[PreparedPrompt]:
-        return prepare_prompts(prompts, params, self.tokenizer, self.scheduler.limits, priority)
+        return prepare_prompts(prompts, params, self.tokenizer, self.limits, priority)
 
     def _check_grammars(self, prepared: Sequence[PreparedPrompt]) -> list[PreparedPrompt]:
         """Raise :class:`AdmissionError` for a grammar that does not compile. It may block for seconds, once for each.
@@ -399,6 +403,18 @@ class AsyncLLM(BaseLLM):
 
 def _have_grammars(prepared: Sequence[PreparedPrompt]) -> bool:
     return any(prompt.params.grammar is not None for prompt in prepared)
+
+
+class ProcessLLM(AsyncLLM):
+    """An :class:`AsyncLLM` for a server: its engine runs in a process of its own, and does not share an interpreter
+    with the server's connections. It has no ``engine`` and no ``scheduler``.
+    """
+
+    _own_process = True
+
+    def kill(self) -> None:
+        """End the engine's process at once, and its ranks. Harmless where it has ended."""
+        self._engine.kill()
 
 
 def _show_until_woken(call: ThreadCall, bar: Any, total: int) -> None:

@@ -6,7 +6,6 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,19 +18,15 @@ import torch
 from minisgl_core.builtin.comm import report_loss
 from minisgl_core.distributed import DistributedInfo
 from minisgl_core.engine import EngineConfig
-from minisgl_core.env import ENV
 from minisgl_core.errors import EngineError, MinisglError
 from minisgl_core.scheduler import Message
 
-from .rank_messages import Failed, Imported, Ready, Start
+from .child import EXIT_REPORT_S, GRACE_S, end_child, exit_code, start_child
+from .process_messages import Failed, Imported, Ready, StartRank, read_switches
 
-__all__ = ["GRACE_S", "Ranks", "free_port", "threads_per_rank"]
+__all__ = ["Ranks", "free_port", "threads_per_rank"]
 
 T = TypeVar("T")
-EXIT_REPORT_S = 5.0
-"""How long a rank whose failure broke a collective may take to report why."""
-GRACE_S = 10.0
-"""How long a rank may take to end by itself."""
 _WATCH_S = 0.2
 NO_MESSAGES = pickle.dumps(())
 
@@ -60,8 +55,7 @@ class _Peer:
 class Ranks:
     """Ranks 1 to size-1 as child processes, started at once. A single rank has none.
 
-    They are plain subprocesses, not forks or spawns of the caller: scripts need no main guard, and notebooks work. They
-    die with the thread that starts them, which therefore must live until :meth:`close`.
+    They die with the thread that starts them, which therefore must live until :meth:`close`.
     """
 
     def __init__(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
@@ -70,10 +64,10 @@ class Ranks:
         try:
             for rank in range(1, size):
                 self._peers.append(_start(rank, size))
-            switches = {switch.name: switch.value for switch in ENV.all()}
+            switches = read_switches()
             for peer in self._peers:
                 own = replace(config, tp_info=DistributedInfo(peer.rank, size), progress=False)
-                self._send(peer, pickle.dumps(Start(own, eos_token_ids, switches, threads_per_rank(size))))
+                self._send(peer, pickle.dumps(StartRank(own, eos_token_ids, switches, threads_per_rank(size))))
         except BaseException:
             self.close(grace_s=0)
             raise
@@ -135,12 +129,7 @@ class Ranks:
             peer.connection.close()
         deadline = time.monotonic() + grace_s
         for peer in peers:
-            try:
-                peer.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                peer.process.kill()
-                peer.process.wait()
-            os.close(peer.lifeline)
+            end_child(peer.process, peer.lifeline, deadline)
 
     def _send(self, peer: _Peer, payload: bytes) -> None:
         try:
@@ -170,27 +159,8 @@ class Ranks:
 
 
 def _start(rank: int, size: int) -> _Peer:
-    """Start a child process with the import path of this one."""
-    ours, theirs = socket.socketpair()
-    pipe_read, pipe_write = os.pipe()
-    fds = (theirs.fileno(), pipe_read)
-    paths = [path or os.getcwd() for path in sys.path]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "OMP_NUM_THREADS": str(threads_per_rank(size)),
-    }
-    command = [sys.executable, "-P", "-m", "minisgl_core.llm.worker", *map(str, fds), str(os.getpid())]
-    try:
-        process = subprocess.Popen(command, pass_fds=fds, env=environment, stdin=subprocess.DEVNULL)
-    except OSError:
-        ours.close()
-        os.close(pipe_write)
-        raise
-    finally:
-        theirs.close()
-        os.close(pipe_read)
-    return _Peer(rank, process, Connection(ours.detach()), pipe_write)
+    process, fd, lifeline = start_child("rank", OMP_NUM_THREADS=str(threads_per_rank(size)))
+    return _Peer(rank, process, Connection(fd), lifeline)
 
 
 def _receive(connection: Connection) -> Any:
@@ -207,8 +177,5 @@ def _failure(peer: _Peer, report: object) -> EngineError:
         error = EngineError(f"rank {peer.rank} failed: {report.text}", field="rank", value=peer.rank)
         error.add_note(f"Traceback of rank {peer.rank}:\n{report.details}")
         return error
-    try:
-        code = str(peer.process.wait(EXIT_REPORT_S))
-    except subprocess.TimeoutExpired:
-        code = "none yet"
+    code = exit_code(peer.process)
     return EngineError(f"rank {peer.rank} died without an exit report, exit code {code}", field="rank", value=peer.rank)

@@ -18,8 +18,10 @@ from minisgl_core.registry import Choice, Plan
 from minisgl_core.registry.records import CORE
 from minisgl_core.scheduler import Message, Scheduler, TokenOut, TokenOuts
 
+from .child import GRACE_S
 from .grammars import GrammarQueue, grammar_facts
-from .ranks import GRACE_S, Ranks, free_port, threads_per_rank
+from .process_messages import EngineFacts
+from .ranks import Ranks, free_port, threads_per_rank
 
 __all__ = ["Runner"]
 
@@ -59,6 +61,11 @@ class Runner:
             if hasattr(self, "engine"):
                 self.engine.shutdown()
             raise
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What does not change while it runs."""
+        return EngineFacts(self.engine.plan, self.engine.config, self.scheduler.limits)
 
     @property
     def usable(self) -> bool:

@@ -1,58 +1,41 @@
-"""``python -m minisgl_core.llm.worker CONNECTION_FD LIFELINE_FD PARENT_PID``: one tensor-parallel rank above 0.
+"""``python -m minisgl_core.llm.worker KIND CONNECTION_FD LIFELINE_FD PARENT_PID``: a process of an engine.
 
-It runs the same scheduler as rank 0 on the same messages. It ends when its connection closes, and at once when rank 0's
-process is gone.
+KIND "engine": rank 0, for a server's process. "rank": a tensor-parallel rank above 0, which runs the same scheduler as
+rank 0 on the same messages. It ends when its connection closes, and at once when its parent is gone.
 """
 
 from __future__ import annotations
 
-import ctypes
+import faulthandler
 import logging
 import os
 import signal
 import sys
-import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
+
+from .channel import Channel
+from .child import EXIT_REPORT_S, die_with_parent
 
 __all__ = ["main"]
 
-PR_SET_PDEATHSIG = 1
 
-
-def die_with_parent(lifeline: int, parent: int) -> None:
-    """End this process when rank 0's ends.
-
-    The lifeline is a pipe that rank 0's process holds open. A thread waits until it closes, because the main thread may
-    be inside a collective. Children forked from rank 0 inherit the pipe and keep it open; there the kernel's parent
-    death signal helps. It fires when the *thread* ends that started this process: the one that runs rank 0.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-    def wait() -> None:
-        os.read(lifeline, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="minisgl-lifeline", daemon=True).start()
-
-
-def serve(connection: Connection) -> None:
+def run_rank(connection: Connection) -> None:
     """Build the engine, then follow rank 0 step by step until it closes the connection."""
     import torch
 
     from minisgl_core.engine import Engine
-    from minisgl_core.env import ENV
     from minisgl_core.modelconfig import read_model_config
     from minisgl_core.plugin_api import HOST_ROLES
     from minisgl_core.registry import Plan, load_class
     from minisgl_core.scheduler import Scheduler
 
-    from .rank_messages import Imported, Ready, Start
+    from .process_messages import Imported, Ready, StartRank, apply_switches
 
-    start: Start = connection.recv()
-    for switch in ENV.all():
-        switch.value = start.switches[switch.name]
+    logging.getLogger("minisgl_core.inputs").setLevel(logging.ERROR)  # rank 0 reads the same files and logs it
+    start: StartRank = connection.recv()
+    apply_switches(start.switches)
     torch.set_num_threads(start.num_threads)
     read_model_config(start.config.model_path)
     assert start.config.plan is not None
@@ -76,23 +59,37 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Serve, report any failure to rank 0, and exit at once.
+    """Run, report any failure to the parent, and exit at once.
 
     The interpreter's normal exit takes seconds with torch loaded, and after a failure the collectives of the other
     ranks must break off.
     """
-    connection_fd, lifeline, parent = (int(text) for text in sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all ranks: rank 0 decides
+    kind, (connection_fd, lifeline, parent) = sys.argv[1], map(int, sys.argv[2:])
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # sent to all processes of a terminal or a service: the front decides
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
     die_with_parent(lifeline, parent)
-    logging.getLogger("minisgl_core.inputs").setLevel(logging.ERROR)  # rank 0 reads the same files and logs it
-    connection, code = Connection(connection_fd), 0
+    connection: Any
+    run: Callable[[Any], None]
+    if kind == "engine":
+        from .engine_process import run_engine
+
+        connection, run = Channel(connection_fd), run_engine
+    else:
+        connection, run = Connection(connection_fd), run_rank
+    code = 0
     try:
-        serve(connection)
+        run(connection)
     except BaseException as error:
-        from .rank_messages import Failed
+        from .process_messages import Failed
 
         code = 1
         connection.send(Failed.of(error))
+    if isinstance(connection, Channel):
+        connection.close(EXIT_REPORT_S)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+import resource
 import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -21,15 +24,17 @@ from .state import ServerOptions, ServerState
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from minisgl_core.llm import AsyncLLM
+    from minisgl_core.llm.llm import ProcessLLM
 
-__all__ = ["bind", "serve"]
+__all__ = ["bind", "raise_open_files", "serve"]
 
 BACKLOG: Final = 2048
 WATCH_S: Final = 1.0
 """Between two looks at the engine"""
 DRAIN_S: Final = 120
 """Requests that run when the server is asked to end may take as long."""
+FAILED_S: Final = 5.0
+"""After a failure of the engine clients get as long to read why."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -51,12 +56,15 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, options: ServerOptions, load: Callable[[], AsyncLLM]) -> None:
-    """Serve until SIGINT or SIGTERM, then answer what runs and return; a second SIGINT does not wait.
+def serve(listener: socket.socket, options: ServerOptions, load: Callable[[], ProcessLLM]) -> None:
+    """Serve until SIGINT or SIGTERM, then answer what runs and return. A second SIGINT does not wait for that, and
+    raises KeyboardInterrupt.
 
     ``load`` runs on a thread of its own; requests get status 503 until it returns. Raises what it raises, and what
     ends the engine later.
     """
+    raise_open_files()
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     state = ServerState(options)
     loading = _Loading(load, state)
     app = create_app(state, loading.lifespan)
@@ -68,6 +76,23 @@ def serve(listener: socket.socket, options: ServerOptions, load: Callable[[], As
     server.run(sockets=[listener])
     if loading.failure is not None:
         raise loading.failure
+    if server.force_exit:
+        loading.kill()
+        raise KeyboardInterrupt
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """What is cut off at the end is no error of the application's. Its traceback may be part of the message."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, asyncio.CancelledError) or record.getMessage().rstrip().endswith("CancelledError"))
+
+
+def raise_open_files() -> None:
+    """Each client takes a descriptor: allow this process as many as the system does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Server(uvicorn.Server):
@@ -99,8 +124,9 @@ class _Server(uvicorn.Server):
 class _Loading:
     """The model's start and end."""
 
-    def __init__(self, load: Callable[[], AsyncLLM], state: ServerState) -> None:
+    def __init__(self, load: Callable[[], ProcessLLM], state: ServerState) -> None:
         self._load, self._state = load, state
+        self._llm: ProcessLLM | None = None
         self.server: _Server | None = None
         self.failure: BaseException | None = None
 
@@ -116,16 +142,27 @@ class _Loading:
         if self._state.llm is not None:
             await asyncio.to_thread(self._state.llm.shutdown)
 
+    def kill(self) -> None:
+        """End the engine without waiting for its step."""
+        if self._llm is not None:
+            self._llm.kill()
+
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            llm = self._load()
-        except BaseException as error:
-            self._fail(error)
-            return
-        loop.call_soon_threadsafe(setattr, self._state, "llm", llm)
+        with suppress(RuntimeError):  # the loop is closed: the server was ended while the model was loaded
+            try:
+                llm = self._load()
+            except BaseException as error:
+                loop.call_soon_threadsafe(self._fail, error)
+            else:
+                loop.call_soon_threadsafe(self._serve, llm)
+
+    def _serve(self, llm: ProcessLLM) -> None:
+        self._llm = self._state.llm = llm
+        gc.collect()
+        gc.freeze()  # what is there now stays: later collections need not look at it
 
     async def _watch(self) -> None:
-        """A rank that dies, or a step that fails, ends the server: no later request can be answered."""
+        """A process that dies, or a step that fails, ends the server: no later request can be answered."""
         while True:
             await asyncio.sleep(WATCH_S)
             if self._state.llm is not None:
@@ -139,3 +176,4 @@ class _Loading:
         self.failure, self._state.draining = error, True
         assert self.server is not None
         self.server.should_exit = True
+        asyncio.get_running_loop().call_later(FAILED_S, setattr, self.server, "force_exit", True)

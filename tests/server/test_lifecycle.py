@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
-from openai import OpenAI
+from openai import APIError, OpenAI
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.llm import LLM
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROGRAM = str(Path(sys.executable).with_name("minisgl"))
 SMALL = ("--device", "cpu", "--dtype", "float32", "--num-page-override", "512", "--max-seq-len-override", "64")
 
@@ -113,43 +115,100 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_the_cause(model: Path, tmp_p
         assert f"error: weight file {str(weights)!r}" in process.stderr and "Traceback" not in process.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_second_interrupt_does_not_wait(model: Path) -> None:
+    with server(model, "--served-model-name", "tiny") as process:
+        url = process.url()
+        processes = tree(process.process.pid)
+        request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as unfinished:
+            unfinished.sendall(request)  # its body does not come: it would be waited for
+            process.process.send_signal(signal.SIGINT)
+            assert eventually(lambda: refuses(url))
+            process.process.send_signal(signal.SIGINT)
+            assert process.end() == 130, process.stderr  # in far less time than the body would be waited for
+        assert "Traceback" not in process.stderr and eventually(lambda: not any(map(is_alive, processes)))
+
+
 @pytest.mark.slow
-def test_two_ranks_answer_alike_and_die_with_their_parent(model: Path, alone: LLM) -> None:
+def test_two_ranks_answer_like_one(model: Path, alone: LLM) -> None:
     (right,) = alone.generate([[5, 6, 7]], SamplingParams(max_tokens=20))
-    with server(model, "--served-model-name", "tiny", "--tp-size", "2") as process:
-        with OpenAI(base_url=f"{process.url()}/v1", api_key="none", max_retries=0) as client:
-            answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=20, temperature=0)
+    with (
+        server(model, "--served-model-name", "tiny", "--tp-size", "2") as process,
+        OpenAI(base_url=f"{process.url()}/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=20, temperature=0)
         assert answer.choices[0].text == right.text
-        ranks = children(process.process.pid)
-        assert ranks
-        process.process.kill()
-        process.end()
-        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.slow
-def test_the_death_of_a_rank_ends_the_server_with_the_cause(model: Path) -> None:
-    with server(model, "--tp-size", "2", "--distributed-timeout-s", "20") as process:
-        process.url()
-        (rank,) = [pid for pid in children(process.process.pid) if "resource_tracker" not in command_line(pid)]
-        os.kill(rank, signal.SIGKILL)
-        assert process.end(within_s=30) == 1
-        assert "error: rank 1" in process.stderr and "Traceback" not in process.stderr
+@pytest.mark.parametrize(
+    ("which", "cause"),
+    [
+        ("front", ""),
+        ("engine", "error: the engine's process died without an exit report, exit code -9"),
+        pytest.param("rank", "error: rank 1 died without an exit report, exit code -9", marks=pytest.mark.slow),
+    ],
+)
+def test_the_death_of_any_process_under_load_ends_all(model: Path, which: str, cause: str) -> None:
+    ranks = ("--tp-size", "2", "--distributed-timeout-s", "20") if which == "rank" else ()
+    with server(model, "--served-model-name", "tiny", *ranks) as process:
+        url = process.url()
+        processes = tree(process.process.pid)
+        assert len(processes) == (3 if ranks else 2)
+        clients = [threading.Thread(target=keep_asking, args=(url,), daemon=True) for _ in range(4)]
+        for client in clients:
+            client.start()
+        time.sleep(0.5)
+        os.kill(processes[("front", "engine", "rank").index(which)], signal.SIGKILL)
+        code = process.end(within_s=60)
+        assert code == (-signal.SIGKILL if which == "front" else 1), process.stderr
+        assert cause in process.stderr and "Traceback" not in process.stderr
+        for client in clients:
+            client.join(60)
+        assert eventually(lambda: not any(map(is_alive, processes)))
+
+
+def keep_asking(url: str) -> None:
+    """Until the server answers no more."""
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        while True:
+            try:
+                stream = client.completions.create(
+                    model="tiny", prompt=[5, 6, 7], max_tokens=50, stream=True, extra_body={"ignore_eos": True}
+                )
+                for _ in stream:
+                    pass
+            except (APIError, httpx.HTTPError):
+                return
+
+
+def tree(pid: int) -> list[int]:
+    """The process, its children, and theirs."""
+    return [pid, *(found for child in children(pid) for found in tree(child))]
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if task.name != str(pid)
-        for child in (task / "children").read_text().split()
-    ]
+    found = [(task / "children").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [int(child) for part in found for child in part if "minisgl_core.llm.worker" in command_line(int(child))]
 
 
 def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def is_alive(pid: int) -> bool:
+    """A container may have no process that reaps the dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def refuses(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health")
+    except httpx.HTTPError:
+        return True
+    return False
 
 
 def eventually(check: Callable[[], bool], within_s: float = 20.0) -> bool:
