@@ -185,7 +185,7 @@ def test_true_is_accepted_by_switches_alone(load: Any) -> None:
     for section, key in fields:
         text = f"[{section}]\n{key} = true\n"
         if (section, key) in switches:
-            assert getattr(load(text).engine, key) is True
+            assert getattr(getattr(load(text), section), key) is True
         else:
             with pytest.raises(ConfigError, match=f"{key} is True"):
                 load(text)
