@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ from minisgl_core.server.metrics import Histogram, Metrics
 from minisgl_core.server.state import ServerOptions, ServerState
 from support.http_server import Served, serving
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "serve.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `minisgl_(\w+)` \| (`vllm:(\w+)`|none) \| (\w+)", PAGE, re.MULTILINE)
 MORE = {"ignore_eos": True}
 
@@ -150,6 +152,29 @@ def test_nothing_of_the_engine_while_it_is_loaded() -> None:
     with serving(None) as loading:
         values = read(loading)
     assert values["prompt_tokens_total"] == 0 and "num_requests_running" not in values
+
+
+def test_the_dashboard_uses_metrics_and_labels_that_exist(served: Served) -> None:
+    served.client.completions.create(model="tiny", prompt="x", max_tokens=2)
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{served.url}/metrics").text):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    board = json.loads((DOCS / "dashboards" / "minisgl.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries += [one["definition"] for one in board["templating"]["list"] if "definition" in one]
+    assert len(queries) > 30 and all(query.count("(") == query.count(")") for query in queries)
+    used = set()
+    for query in queries:
+        names = set(re.findall(r"\bminisgl_\w+", query))
+        assert names and names <= labels.keys(), query
+        wanted = {name for names in re.findall(r"by \(([\w, ]+)\)", query) for name in names.split(", ")}
+        wanted |= set(re.findall(r"(\w+)=~", query)) - {"instance"}
+        assert all(wanted - {"instance"} <= labels[name] for name in names), query
+        used |= names
+    whole = {re.sub("_(bucket|sum|count|total|info)$", "", name) for name in used}
+    listed = {re.sub("_(total|info)$", "", f"minisgl_{name}") for name, *_ in ROWS}
+    assert listed - whole == {"minisgl_prefix_cache_pages", "minisgl_cache_config"}
 
 
 class Stream:
