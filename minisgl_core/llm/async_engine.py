@@ -89,11 +89,12 @@ class AsyncEngine:
     def submit(self, prepared: Iterable[PreparedPrompt], call: Call) -> None:
         """Submit prompts of ``call``, which must not wait if there are none. Raises :class:`UsageError` when closed."""
         messages: list[Message] = []
-        for input_ids, params, priority in prepared:
+        for input_ids, params, priority, shown in prepared:
             with self._lock:
                 uid, self._next_uid = self._next_uid, self._next_uid + params.n
             prompt = PromptFacts(len(input_ids))
-            call.add(uid, [Output(params, self.tokenizer, prompt, choice, input_ids) for choice in range(params.n)])
+            outputs = [Output(params, self.tokenizer, prompt, n, input_ids, shown) for n in range(params.n)]
+            call.add(uid, outputs)
             messages.append(NewReq(uid, input_ids, params, priority))
         for first, choices in call.requests.items():
             for uid, output in enumerate(choices, first):

@@ -162,6 +162,7 @@ class Output:
         "_flushed",
         "_logprobs",
         "_min_tokens",
+        "_shown",
         "_silent_from",
         "_stop",
         "_taken_text",
@@ -184,8 +185,9 @@ class Output:
         prompt: PromptFacts,
         choice: int = 0,
         input_ids: Sequence[int] | np.ndarray = (),
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        """``input_ids``: the prompt, whose text the answer continues."""
+        """``input_ids``: the prompt, whose text the answer continues. ``shown``: special tokens that have a text."""
         self.prompt = prompt
         self.choice = choice
         """Number of this choice in its request."""
@@ -197,9 +199,10 @@ class Output:
         """A reader waits for the next token."""
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self._tokenizer = tokenizer
-        self._decoder = tokenizer.new_decoder(input_ids) if tokenizer is not None else None
+        self._decoder = tokenizer.new_decoder(input_ids, shown) if tokenizer is not None else None
         self._stop = StopMatcher(params.stop)
         self._at_once = bool(params.stop)
+        self._shown = shown
         self._min_tokens = params.min_tokens
         """Stop strings are not searched for in the text of this many tokens."""
         self._silent_from = sys.maxsize
@@ -264,7 +267,7 @@ class Output:
     def _match(self, token: int) -> str:
         """The text that becomes certain with one more token, where stop strings are searched for."""
         assert self._tokenizer is not None and self._decoder is not None
-        special = self._tokenizer.special_text(token)
+        special = None if token in self._shown else self._tokenizer.special_text(token)
         return self._stop.push(self._decoder.push(token)) if special is None else self._stop.push_special(special)
 
     # ---- the reader's thread -------------------------------------------------------------------------------------

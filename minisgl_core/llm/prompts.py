@@ -39,6 +39,8 @@ class PreparedPrompt(NamedTuple):
     """(N,) int32"""
     params: SamplingParams
     priority: int = 0
+    shown: frozenset[int] = frozenset()
+    """Special tokens whose names are part of the answer's text."""
 
 
 def prepare_prompts(

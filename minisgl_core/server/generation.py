@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse, Response
 
 from .errors import APIError
+from .parsed import ParsedChatShape
+from .parsing import facts_of
 from .render import ChatShape, CompletionShape, usage
 from .stream import ClientGone, EventStream, merge, unless_gone
 
@@ -51,12 +53,21 @@ async def answer_chat(request: Request, body: ChatBody, state: ServerState, metr
     """``POST /v1/chat/completions``"""
     llm = state.need_model()
     state.check_name(body.model)
+    parsers = state.parsers_of(llm)
+    tools = facts_of(body, parsers.tools)
+    if tools:
+        parsers.check_template((body.chat_template_kwargs or {}).get("chat_template"))
     size = sum(len(text) for message in body.messages if isinstance(text := message.get("content"), str))
     prepared = await _run(
         lambda: llm.prepare_chat(body.messages, body.params(), priority=body.priority or 0, **body.template_options()),
         size,
     )
-    generation = _Generation(request, state, metrics, ChatShape(), prepared, body)
+    shape = ChatShape()
+    if tools or parsers.reasoning is not None:
+        prepared = [one._replace(shown=parsers.shown(bool(tools))) for one in prepared]
+        seen = parsers.request(prepared[0].input_ids, tools)
+        shape = ParsedChatShape(lambda: parsers.open(seen), body.parallel_tool_calls is not False)
+    generation = _Generation(request, state, metrics, shape, prepared, body)
     if body.stream:
         return generation.stream(llm)
     return await generation.whole(llm, _chat_choices)
@@ -129,7 +140,8 @@ class _Generation:
                     if self._so_far is not None:
                         generated = self._so_far["completion_tokens"] + len(chunk.token_ids)
                         self._so_far = _usage_so_far(self._prepared, generated)
-                    yield self._chunk([self._piece(firsts[which] + chunk.choice, chunk)])
+                    for piece in self._pieces(firsts[which] + chunk.choice, chunk):
+                        yield self._chunk([piece])
             finally:
                 for stream in streams:
                     await stream.aclose()
@@ -137,8 +149,8 @@ class _Generation:
             if self._includes_usage:
                 yield self._chunk([], usage=used)
 
-    def _piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        return self._shape.delta(index, chunk.text, chunk.finish_reason, chunk.logprobs, chunk.stop_reason)
+    def _pieces(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        return self._shape.deltas(index, chunk.text, chunk.finish_reason, chunk.logprobs, chunk.stop_reason)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         usages = {"usage": self._so_far} if self._includes_usage else {}

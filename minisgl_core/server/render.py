@@ -63,16 +63,16 @@ class CompletionShape:
         scored = None if logprobs is None else self._logprobs(index, logprobs, first_unscored)
         return {"index": index, "text": text, "finish_reason": reason, "stop_reason": stop_reason, "logprobs": scored}
 
-    def delta(
+    def deltas(
         self,
         index: int,
         text: str,
         reason: str | None,
         logprobs: Sequence[TokenLogprob] | None,
         stop_reason: int | str | None,
-    ) -> dict[str, Any]:
+    ) -> list[dict[str, Any]]:
         """One piece of a choice."""
-        return self.choice(index, text, reason, logprobs, stop_reason)
+        return [self.choice(index, text, reason, logprobs, stop_reason)]
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob], unscored: str | None) -> dict[str, Any]:
         first = [] if unscored is None else [unscored]
@@ -104,7 +104,7 @@ class ChatShape:
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk that says who speaks."""
-        return _delta(index, {"role": "assistant", "content": ""}, None, None, None)
+        return self.delta_of(index, {"role": "assistant", "content": ""}, None, None, None)
 
     def choice(
         self,
@@ -120,34 +120,30 @@ class ChatShape:
         reasons = {"finish_reason": reason, "stop_reason": stop_reason}
         return {"index": index, "message": message, **reasons, "logprobs": scored}
 
-    def delta(
+    def deltas(
         self,
         index: int,
         text: str,
         reason: str | None,
         logprobs: Sequence[TokenLogprob] | None,
         stop_reason: int | str | None,
-    ) -> dict[str, Any]:
+    ) -> list[dict[str, Any]]:
         """One piece of a choice."""
         content = {"content": text} if text or reason is None else {}
-        return _delta(index, content, reason, logprobs, stop_reason)
+        return [self.delta_of(index, content, reason, logprobs, stop_reason)]
 
-
-def _delta(
-    index: int,
-    content: dict[str, Any],
-    reason: str | None,
-    logprobs: Sequence[TokenLogprob] | None,
-    stop_reason: int | str | None,
-) -> dict[str, Any]:
-    scored = None if logprobs is None else _chat_logprobs(logprobs)
-    return {
-        "index": index,
-        "delta": content,
-        "finish_reason": reason,
-        "stop_reason": stop_reason,
-        "logprobs": scored,
-    }
+    @staticmethod
+    def delta_of(
+        index: int,
+        content: dict[str, Any],
+        reason: str | None,
+        logprobs: Sequence[TokenLogprob] | None,
+        stop_reason: int | str | None,
+    ) -> dict[str, Any]:
+        """One piece with this content."""
+        scored = None if logprobs is None else _chat_logprobs(logprobs)
+        reasons = {"finish_reason": reason, "stop_reason": stop_reason}
+        return {"index": index, "delta": content, **reasons, "logprobs": scored}
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:

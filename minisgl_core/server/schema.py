@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from minisgl_core.core import SamplingParams
+
+from .body import Body
+from .tools import NamedTool, Tool, check_tools
 
 __all__ = [
     "NEUTRAL",
@@ -26,11 +29,8 @@ __all__ = [
 UNSUPPORTED: dict[str, str] = {
     "best_of": "set `n`, and choose among the answers by their `logprobs`",
     "suffix": "the model cannot fill in; put all of the text into `prompt`",
-    "tools": "describe the tools in the system message, and read the calls in the text of the answer",
-    "tool_choice": "describe the tools in the system message, and read the calls in the text of the answer",
-    "parallel_tool_calls": "describe the tools in the system message, and read the calls in the text of the answer",
-    "functions": "describe the functions in the system message, and read the calls in the text of the answer",
-    "function_call": "describe the functions in the system message, and read the calls in the text of the answer",
+    "functions": "give them as `tools`",
+    "function_call": "give `tools` and `tool_choice`",
     "modalities": "only text is generated",
     "audio": "only text is generated",
     "prediction": "leave it out",
@@ -81,12 +81,6 @@ _SAMPLING = (
 """Fields that SamplingParams has under the same names, with the same defaults."""
 
 TokenId = Annotated[int, Field(ge=0)]
-
-
-class Body(BaseModel):
-    """Strict: a number in quotation marks is no number."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
 class StreamOptions(Body):
@@ -202,6 +196,9 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
     response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -212,6 +209,7 @@ class ChatBody(GenerationBody):
             raise ValueError("`top_logprobs` is given without `logprobs`; set `logprobs`, or leave it out")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("`max_tokens` and `max_completion_tokens` differ; give one of them")
+        check_tools(self.tools, self.tool_choice)
         return self
 
     def params(self) -> SamplingParams:
@@ -219,11 +217,18 @@ class ChatBody(GenerationBody):
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self.sampling(given, (self.top_logprobs or 0) if self.logprobs else None, None)
 
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
     def template_options(self) -> dict[str, Any]:
         """Arguments of the chat template."""
         own = {name: getattr(self, name) for name in ("add_generation_prompt", "continue_final_message")}
+        tools = [tool.template_data() for tool in self.offered]
         return {
             **(self.chat_template_kwargs or {}),
+            **({"tools": tools} if tools else {}),
             **{name: value for name, value in own.items() if value is not None},
         }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .errors import APIError
+from .parsing import Parsers
 
 if TYPE_CHECKING:
     from minisgl_core.llm import AsyncLLM
@@ -49,6 +50,8 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By the request's id."""
+    parsers: Parsers | None = None
+    """Of the model; made for the first chat."""
     admitted: int = 0
     """Sequences that wait or run."""
 
@@ -64,6 +67,12 @@ class ServerState:
         if self.llm is None:
             raise APIError(503, "the model is being loaded", headers={"retry-after": str(RETRY_AFTER_S)})
         return self.llm
+
+    def parsers_of(self, llm: AsyncLLM) -> Parsers:
+        """The parsers of the model's answers. Raises what their plugins raise."""
+        if self.parsers is None:
+            self.parsers = Parsers(llm)
+        return self.parsers
 
     def check_name(self, name: str | None) -> None:
         """Raise :class:`APIError` if a client names another model; naming none is fine."""

@@ -36,6 +36,15 @@ class ChatTemplate:
         self._sources = {"default": templates} if isinstance(templates, str) else dict(templates)
         self._special_tokens = dict(special_tokens)
 
+    @property
+    def text(self) -> str:
+        """The template; several are joined."""
+        return "\n".join(self._sources.values())
+
+    def reads_tools(self, chat_template: str | None = None) -> bool:
+        """Whether the template, chosen as by :meth:`render`, does something with ``tools``."""
+        return "tools" in self._pick(chat_template, True).variables
+
     def render(
         self,
         messages: Iterable[Message],

@@ -8,12 +8,12 @@ that may still change is held back: an incomplete character is never emitted as 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
 import numpy as np
 
-__all__ = ["ByteLevelDecoder", "IncrementalDecoder", "PieceTable", "TokenKind", "WindowDecoder"]
+__all__ = ["ByteLevelDecoder", "IncrementalDecoder", "PieceTable", "ShowingDecoder", "TokenKind", "WindowDecoder"]
 
 TokenKind = Literal["text", "byte", "silent"]
 """Silent tokens produce no text: special tokens, and ids that the tokenizer does not know."""
@@ -175,3 +175,19 @@ class WindowDecoder:
 
     def _text_after(self, context: list[int], tokens: list[int]) -> str:
         return self._decode(context + tokens)[len(self._decode(context)) :]
+
+
+class ShowingDecoder:
+    """Writes the names of some special tokens, which another decoder leaves out."""
+
+    __slots__ = ("_decoder", "_names")
+
+    def __init__(self, decoder: IncrementalDecoder, names: Mapping[int, str]) -> None:
+        self._decoder, self._names = decoder, names
+
+    def push(self, token: int) -> str:
+        name = self._names.get(token)
+        return self._decoder.push(token) if name is None else self._decoder.flush() + name
+
+    def flush(self) -> str:
+        return self._decoder.flush()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from ..errors import AdmissionError
 
@@ -46,8 +47,51 @@ def _normalised(message: Any, keep_null_content: bool) -> dict[str, Any]:
         del plain["tool_calls"]
     if isinstance(plain.get("content"), Sequence) and not isinstance(plain["content"], str):
         plain["content"] = "".join(map(_part_text, plain["content"]))
+    if isinstance(plain.get("tool_calls"), Sequence):
+        plain["tool_calls"] = [_with_arguments(call) for call in plain["tool_calls"]]
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a tool call, for all templates: some write the object as JSON or read its items, others
+    concatenate the text that clients send.
+    """
+
+    text: str
+
+    @classmethod
+    def of(cls, given: Any) -> Self | Any:
+        """From an object or its JSON text; anything else as it is."""
+        value = _json_object(given) if isinstance(given, str) else given
+        if not isinstance(value, Mapping):
+            return given
+        made = cls(value)
+        made.text = given if isinstance(given, str) else json.dumps(value, ensure_ascii=False)
+        return made
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: str) -> str:
+        return self.text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text
+
+
+def _json_object(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _with_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    return {**call, "function": {**function, "arguments": Arguments.of(function["arguments"])}}
 
 
 def _fields(message: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 
 from ..errors import AdmissionError
 from .chat import ChatTemplate
-from .decoding import ByteLevelDecoder, IncrementalDecoder, PieceTable, TokenKind, WindowDecoder
+from .decoding import ByteLevelDecoder, IncrementalDecoder, PieceTable, ShowingDecoder, TokenKind, WindowDecoder
 from .messages import Message
 
 __all__ = ["Tokenizer"]
@@ -117,12 +117,18 @@ class Tokenizer:
             return bytes([int(spelling[3:5], 16)])
         return spelling.replace("\u2581", " ").encode() or None
 
-    def new_decoder(self, prompt: Sequence[int] | np.ndarray = ()) -> IncrementalDecoder:
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """The ids of those of ``texts`` that are special tokens."""
+        return self._special_ids.intersection(map(self.token_id, texts))
+
+    def new_decoder(self, prompt: Sequence[int] | np.ndarray = (), shown: Collection[int] = ()) -> IncrementalDecoder:
         """A decoder for one sequence that arrives token by token and continues the text of ``prompt``.
 
         Its first word keeps the space that separates it from the prompt, which tokenizers that begin each text with a
-        space (SentencePiece) drop from the answer's ids alone.
+        space (SentencePiece) drop from the answer's ids alone. ``shown``: special tokens whose names are written.
         """
+        if shown:
+            return ShowingDecoder(self.new_decoder(prompt), {token: self.token_text(token) for token in shown})
         if self._pieces is not None:
             return ByteLevelDecoder(self._pieces)
         return WindowDecoder(self.decode, self._kind_of, prompt)

@@ -69,7 +69,7 @@ def test_template_options_reach_the_template(client: OpenAI, alone: LLM) -> None
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "`tools` is not supported"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "no parser of tool calls"),
         ({"response_format": {"type": "json_object"}}, "`response_format`"),
         ({"top_logprobs": 2}, "`top_logprobs` is given without `logprobs`"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "differ"),
