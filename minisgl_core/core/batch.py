@@ -60,6 +60,7 @@ class Req:
         "_tokens",
         "cache_handle",
         "extra",
+        "grammar",
         "max_device_len",
         "prompt_len",
         "sampling_params",
@@ -105,6 +106,8 @@ class Req:
         self.cache_handle = cache_handle
         self.extra: Any = None
         """Owned by the scheduler."""
+        self.grammar: Any = None
+        """The state of a constrained answer, on rank 0, with ``fill_mask`` as :class:`plugin_api.Matcher` has it."""
 
     @property
     def cached_len(self) -> int:

@@ -165,9 +165,9 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        """Penalties or biases are in force, as long as it runs."""
+        """Penalties, biases or a grammar are in force, as long as it runs."""
         has_penalties = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
-        return bool(has_penalties or self.logit_bias)
+        return bool(has_penalties or self.logit_bias or self.grammar is not None)
 
 
 def _derived_seed(seed: int | None, choice: int) -> int | None:

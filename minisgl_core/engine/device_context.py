@@ -9,6 +9,7 @@ from minisgl_core.kvcache.pool import PagedKVPool
 
 from .inputs import BatchInputs
 from .logits_processors import LogitsProcessor
+from .masks import TokenMasks
 from .sampler import Sampler, pack_params
 from .state import DecodeState
 from .step import Stepper
@@ -54,7 +55,9 @@ class DeviceContext:
         ctx.pool = self.pool
         model.bind_kv()
         attn.bind(self.pool, self.inputs)
-        processor = LogitsProcessor(ctx.platform, c.vocab_size, config.max_running_req, width)
+        comm = ctx.comm if ctx.tp.size > 1 else None
+        masks = TokenMasks(c.vocab_size, ctx.device, comm, ctx.tp.is_primary, ctx.dtype)
+        processor = LogitsProcessor(ctx.platform, c.vocab_size, config.max_running_req, width, masks)
         self.sampler = Sampler(ctx.ops, self.state, processor, config.seed)
         self.stepper = Stepper(model, attn, self.sampler, self.state, self.pool)
 

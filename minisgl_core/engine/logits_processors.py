@@ -1,4 +1,4 @@
-"""Logits processors: penalties, biases and bans, which some requests of a batch have and others do not.
+"""Logits processors: penalties, biases, bans and masks, which some requests of a batch have and others do not.
 
 They run after the step, on the rows that have one, part by part; the number of operations of a part does not depend on
 its rows. Shapes: C rows of a part, V vocabulary, N numbers of all rows of a part, row after row.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from minisgl_core.core import Req, SamplingParams
     from minisgl_core.plugin_api import Platform
 
+    from .masks import TokenMasks
+
 __all__ = ["PART_BYTES", "LogitsProcessor", "RowProcessor", "row_parts"]
 
 PART_BYTES: Final = 64 << 20
@@ -28,6 +30,8 @@ on the device, whatever the size of the pass. A single row may be larger.
 """
 USUAL_TOKENS: Final = 1024
 """An upload has room for this many tokens of each row of a part."""
+UNLIKELY: Final = -1e30
+"""Bias of a token that a row with a grammar should not take: it is taken if the grammar allows no other."""
 ROW_NUMBERS: Final = 7
 """Numbers of an upload for each row, in addition to its tokens and biases: its place, three penalties, three counts"""
 
@@ -45,6 +49,8 @@ class RowProcessor(NamedTuple):
     """int32, ascending, no duplicates"""
     bias: np.ndarray
     """float32; minus infinity bans a token"""
+    masked: bool
+    """Whether it has a grammar, which masks tokens"""
 
     @classmethod
     def of(cls, params: SamplingParams, vocab_size: int, banned: Collection[int] = ()) -> RowProcessor:
@@ -54,7 +60,9 @@ class RowProcessor(NamedTuple):
         for token, value in cast("Sequence[tuple[int, float]]", params.logit_bias):
             if token < vocab_size:
                 sums[token] = sums.get(token, 0.0) + value
-        sums |= dict.fromkeys((token for token in banned if token < vocab_size), -math.inf)
+        masked = params.grammar is not None
+        ban = UNLIKELY if masked else -math.inf
+        sums |= dict.fromkeys((token for token in banned if token < vocab_size), ban)
         ids = sorted(sums)
         return cls(
             np.array(penalties, dtype=np.float32),
@@ -62,6 +70,7 @@ class RowProcessor(NamedTuple):
             bool(params.presence_penalty or params.frequency_penalty),
             np.array(ids, dtype=np.int32),
             np.array([sums[token] for token in ids], dtype=np.float32),
+            masked,
         )
 
     def tokens(self, req: Req) -> tuple[np.ndarray, np.ndarray]:
@@ -100,15 +109,19 @@ class _Part(NamedTuple):
     """(N,)"""
     bias: torch.Tensor
     """(N,) the bits of float32"""
+    masks: torch.Tensor
+    """(M * W,) packed masks of the first M rows, which have a grammar"""
 
 
 class LogitsProcessor:
     """Applies the processors of rows to copies of their logits (C, V). ``width``: tokens of the longest Req."""
 
-    def __init__(self, platform: Platform, vocab_size: int, max_running_req: int, width: int) -> None:
-        self.vocab_size = vocab_size
+    def __init__(
+        self, platform: Platform, vocab_size: int, max_running_req: int, width: int, masks: TokenMasks
+    ) -> None:
+        self.vocab_size, self._masks = vocab_size, masks
         self.max_rows = min(max_running_req, max(1, PART_BYTES // (4 * vocab_size)))
-        capacity = width + 2 * vocab_size + (USUAL_TOKENS + ROW_NUMBERS) * self.max_rows
+        capacity = width + 2 * vocab_size + masks.num_words + (USUAL_TOKENS + ROW_NUMBERS) * self.max_rows
         self._upload = PackedUpload(platform, capacity)
         self._room = capacity - ROW_NUMBERS * self.max_rows
 
@@ -120,26 +133,34 @@ class LogitsProcessor:
         self, logits: torch.Tensor, rows: np.ndarray, reqs: Sequence[Req], processors: Sequence[RowProcessor]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """For each part of ``rows`` of logits (B, V): these rows (C,) int32, and float32 copies (C, V) of their logits,
-        processed. The caller drops both before the next part.
+        processed. The caller drops both before the next part. Rows with a grammar come first.
         """
         texts = [each.tokens(req) for each, req in zip(processors, reqs, strict=True)]
         sizes = [
-            output.size + prompt.size + 2 * each.bias.size
+            output.size + prompt.size + 2 * each.bias.size + self._masks.num_words * each.masked
             for (output, prompt), each in zip(texts, processors, strict=True)
         ]
         for part in row_parts(sizes, self.max_rows, self._room):
-            sent = self._send(rows[part], texts[part], processors[part])
+            masked = sum(each.masked for each in processors[part])
+            masks = self._masks.fill(reqs[part][:masked])
+            sent = self._send(rows[part], texts[part], processors[part], masks)
             num_output = sum(output.size for output, _ in texts[part])
             copy = logits.index_select(0, sent.places).float()
             self._penalise(copy, sent, processors[part], num_output)
             self._bias(copy, sent)
+            if masked:
+                self._masks.apply(copy[:masked], sent.masks)
             places = sent.places
             del sent
             yield places, copy
             del copy
 
     def _send(
-        self, rows: np.ndarray, texts: Sequence[tuple[np.ndarray, np.ndarray]], processors: Sequence[RowProcessor]
+        self,
+        rows: np.ndarray,
+        texts: Sequence[tuple[np.ndarray, np.ndarray]],
+        processors: Sequence[RowProcessor],
+        masks: np.ndarray,
     ) -> _Part:
         outputs, prompts = zip(*texts, strict=True)
         counts = [len(numbers) for numbers in (*outputs, *prompts, *(each.bias for each in processors))]
@@ -150,6 +171,7 @@ class LogitsProcessor:
             np.concatenate([*outputs, *prompts]),
             np.concatenate([each.bias_ids for each in processors]),
             np.concatenate([each.bias for each in processors]).view(np.int32),
+            masks,
         ]
         return _Part(*self._upload.send(parts))
 

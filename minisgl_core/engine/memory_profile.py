@@ -17,7 +17,7 @@ from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.core.sampling_params import MAX_LOGPROBS
 from minisgl_core.errors import EngineError
 from minisgl_core.kvcache.pool import PagedKVPool
-from minisgl_core.plugin_api import MemoryGauge
+from minisgl_core.plugin_api import Grammar, MemoryGauge
 from minisgl_core.registry import build
 
 from .capacity import format_bytes
@@ -186,6 +186,7 @@ def worst_case_params(vocab_size: int) -> SamplingParams:
         presence_penalty=1.0,
         frequency_penalty=1.0,
         logit_bias={0: 1.0},
+        grammar=Grammar.json_object(),
         logprobs=min(MAX_LOGPROBS, vocab_size),
     )
 

@@ -109,15 +109,16 @@ class Sampler:
 
     def processed(self, logits: torch.Tensor, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The rows of logits (B, V) that have a processor, part by part: (C,) int32 which rows, and float32 copies
-        (C, V) of their logits, processed. The caller drops both before the next part.
+        (C, V) of their logits, processed. The caller drops both before the next part. Rows with a grammar come first.
         """
         self._lift_bans(batch)
         processors = [self._row_processor[row] for row in batch.rows_host().tolist()]
-        rows = [row for row, each in enumerate(processors) if each is not None]
-        if not rows:
+        found = [(row, each) for row, each in enumerate(processors) if each is not None]
+        if not found:
             return iter(())
-        reqs = [batch.reqs[row] for row in rows]
-        return self._processor.process(logits, np.array(rows), reqs, [each for each in processors if each is not None])
+        found.sort(key=lambda pair: not pair[1].masked)
+        rows, chosen = zip(*found, strict=True)
+        return self._processor.process(logits, np.array(rows), [batch.reqs[row] for row in rows], chosen)
 
     def logprobs(self, logits: torch.Tensor, next_tokens: torch.Tensor, batch: Batch) -> LogprobRows | None:
         """Log-probabilities of the rows that request them, on their way to the host; None if none does."""

@@ -95,6 +95,7 @@ class Stepper:
             rows = batch.rows.index_select(0, places)
             # The step has moved the lengths on: they now are the positions of the tokens to sample.
             again = self._sampler.sample(processed, rows, state.lengths.index_select(0, rows), batch.mode)
+            again = torch.where(tokens.index_select(0, places) < 0, -1, again)  # a mask may hide NaN
             tokens.index_copy_(0, places.long(), again)
             state.last_token.index_put_((rows,), again.clamp(min=0))
             del processed

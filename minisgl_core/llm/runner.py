@@ -101,6 +101,7 @@ class Runner:
             self._ranks.send(messages)
             self.scheduler.apply(messages)
             outs = self._ranks.guard(self.scheduler.step)
+            self._messages += self.scheduler.take_notices()
             return TokenOuts([*failed, *outs.parts]) if failed else outs
         except BaseException as error:
             self._failure = _attribute(error, self.engine.plan)

@@ -29,7 +29,7 @@ def run_rank(connection: Connection) -> None:
     from minisgl_core.modelconfig import read_model_config
     from minisgl_core.plugin_api import HOST_ROLES
     from minisgl_core.registry import Plan, load_class
-    from minisgl_core.scheduler import Scheduler
+    from minisgl_core.scheduler import RemoteGrammars, Scheduler
 
     from .process_messages import Imported, Ready, StartRank, apply_switches
 
@@ -45,7 +45,7 @@ def run_rank(connection: Connection) -> None:
     connection.send(Imported())
     engine = Engine(start.config)
     try:
-        scheduler = Scheduler(engine, engine.ctx.kv.match_len, start.eos_token_ids)
+        scheduler = Scheduler(engine, engine.ctx.kv.match_len, start.eos_token_ids, RemoteGrammars())
         connection.send(Ready())
         while True:
             try:

@@ -1,5 +1,6 @@
 """Scheduling of requests: continuous batching, chunked prefill, overlap, preemption, abort."""
 
+from .grammars import AnswerGrammars, RemoteGrammars
 from .limits import Limits
 from .records import (
     Abort,
@@ -10,16 +11,18 @@ from .records import (
     Message,
     NewReq,
     PromptOut,
+    SchedulerStats,
     TokenOut,
     TokenOuts,
     TokenRun,
 )
 from .request_queue import QUEUES, FifoQueue, PriorityQueue, RequestQueue
-from .scheduler import Scheduler, SchedulerStats
+from .scheduler import Scheduler
 
 __all__ = [
     "QUEUES",
     "Abort",
+    "AnswerGrammars",
     "ClearCache",
     "EngineLike",
     "FifoQueue",
@@ -30,6 +33,7 @@ __all__ = [
     "NewReq",
     "PriorityQueue",
     "PromptOut",
+    "RemoteGrammars",
     "RequestQueue",
     "Scheduler",
     "SchedulerStats",

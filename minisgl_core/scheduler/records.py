@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from minisgl_core.core import Batch, SamplingParams
     from minisgl_core.engine import TokenLogprobs
+    from minisgl_core.grammar import AnswerGrammar
     from minisgl_core.kvcache import CacheHandle
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PendingReq",
     "PromptOut",
     "ReqState",
+    "SchedulerStats",
     "StateLike",
     "TokenOut",
     "TokenOuts",
@@ -69,9 +71,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End a Req in whose text a stop string was found: like :class:`Abort`, with the finish reason "stop"."""
+    """End a Req in whose text a stop string was found, or whose answer its grammar ends: like :class:`Abort`, with the
+    finish reason "stop", or "error" if there is one.
+    """
 
     uid: int
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,23 @@ class TokenOuts:
                 yield part
 
 
+class SchedulerStats(NamedTuple):
+    """A snapshot of the scheduler; counters count from its start."""
+
+    running: int
+    waiting: int
+    free_pages: int
+    cached_pages: int
+    """Pages held by the prefix cache, in use or not."""
+    evictable_pages: int
+    """Those of them that no running request uses: they are freed when pages are needed."""
+    query_tokens: int
+    """Tokens of prompts that were looked up in the prefix cache."""
+    hit_tokens: int
+    """Those of them that were found."""
+    preemptions: int
+
+
 # ---- the scheduler's own records -------------------------------------------------------------------------------------
 
 
@@ -157,6 +179,8 @@ class PendingReq:
     """The number of scheduler steps before it arrived."""
     prompt_out_sent: bool = False
     """Whether its :class:`PromptOut` was sent. True as well for choices that have none."""
+    grammar: AnswerGrammar | None = None
+    """The state of its answer, on rank 0. A preemption does not change it."""
 
 
 @dataclass(slots=True, eq=False)

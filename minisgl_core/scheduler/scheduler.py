@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from minisgl_core.errors import AdmissionError, EngineError
 from minisgl_core.kvcache import CacheManager, IntegrityError, MatchLen, NaiveCache, RadixCache, match_len
 
 from .batching import DecodeBatcher, PrefillBatcher
+from .grammars import AnswerGrammars, ConstrainedRows
 from .limits import Limits
 from .records import (
     Abort,
@@ -31,6 +32,7 @@ from .records import (
     PendingReq,
     PromptOut,
     ReqState,
+    SchedulerStats,
     TokenOut,
     TokenOuts,
     TokenRun,
@@ -40,9 +42,8 @@ from .resources import Resources
 
 if TYPE_CHECKING:
     from minisgl_core.engine import TokenLogprobs
-    from minisgl_core.grammar import Grammars
 
-__all__ = ["Scheduler", "SchedulerStats"]
+__all__ = ["Scheduler"]
 
 MAX_CONSECUTIVE_PREFILLS = 8
 """After this many prefill passes in a row the running Reqs get a decode pass, so that new prompts cannot stall them."""
@@ -51,23 +52,6 @@ _NAN_LOGITS = (
     "the model's logits for this request were NaN; with dtype=float16 try bfloat16 or float32, which overflow later; "
     "else try other backends, `minisgl verify` checks one"
 )
-
-
-class SchedulerStats(NamedTuple):
-    """A snapshot of the scheduler; counters count from its start."""
-
-    running: int
-    waiting: int
-    free_pages: int
-    cached_pages: int
-    """Pages held by the prefix cache, in use or not."""
-    evictable_pages: int
-    """Those of them that no running request uses: they are freed when pages are needed."""
-    query_tokens: int
-    """Tokens of prompts that were looked up in the prefix cache."""
-    hit_tokens: int
-    """Those of them that were found."""
-    preemptions: int
 
 
 class Scheduler:
@@ -83,10 +67,10 @@ class Scheduler:
         engine: EngineLike,
         match_len: MatchLen = match_len,
         eos_token_ids: frozenset[int] = frozenset(),
-        grammars: Grammars | None = None,
+        grammars: AnswerGrammars | None = None,
     ) -> None:
         """``match_len``: the ``kv`` role's. ``eos_token_ids``: further ones, in addition to the model config's.
-        ``grammars``: of rank 0 alone; the other ranks only know which rows have one.
+        ``grammars`` None: requests with a grammar are refused.
         """
         config, size = engine.config, engine.page_size
         # A tokenizer may have more ids than the model.
@@ -108,8 +92,8 @@ class Scheduler:
         engine.distrust()
         self._prefill = PrefillBatcher(self._resources, self._queue, config.max_prefill_tokens)
         self._decode = DecodeBatcher(self._resources)
+        self._constrained = ConstrainedRows(grammars, engine.max_running_req)
         self._engine = engine
-        self._grammars = grammars
         self._overlap = not ENV.DISABLE_OVERLAP_SCHEDULING.value
         self._check = ENV.CHECK_INTEGRITY.value
         self._pending: dict[int, PendingReq] = {}
@@ -172,8 +156,15 @@ class Scheduler:
             elif isinstance(message, Abort):
                 for uid in range(message.uid, message.uid + message.n):
                     self._cancel(uid, "abort")
-            else:
+            elif message.error is None:
                 self._cancel(message.uid, "stop")
+            else:
+                self._cancel(message.uid, "error", message.error)
+
+    def take_notices(self) -> list[Message]:
+        """After a step: messages to apply on all ranks, this one included, before the next one."""
+        notices, self._constrained.notices = self._constrained.notices, []
+        return notices
 
     def _add(self, new: NewReq) -> None:
         """Choices queue one after the other: the first publishes the prompt's pages, the others find them."""
@@ -183,8 +174,7 @@ class Scheduler:
                 raise EngineError(f"request uid {uid} is in use", field="uid", value=uid)
         try:
             self.limits.check(new.input_ids, new.params, new.priority)
-            if new.params.grammar is not None:  # until rows can be masked
-                raise AdmissionError("grammars are not supported yet", field="grammar", value=new.params.grammar)
+            self._constrained.check(new.params)
         except AdmissionError as error:
             self._outs += [TokenOut(uid, None, "error", str(error)) for uid in uids]
             return
@@ -193,15 +183,16 @@ class Scheduler:
         for uid, params in zip(uids, new.params.choices(), strict=True):
             pending = PendingReq(uid, tokens, len(tokens), output_len, params, new.priority, self._steps)
             pending.prompt_out_sent = uid != new.uid
+            self._constrained.begin(pending)
             self._pending[uid] = pending
             self._queue.add(pending)
 
-    def _cancel(self, uid: int, reason: FinishReason) -> None:
+    def _cancel(self, uid: int, reason: FinishReason, error: str | None = None) -> None:
         if (pending := self._pending.pop(uid, None)) is not None:
             self._queue.remove(pending)
-            self._outs.append(TokenOut(uid, None, reason))
+            self._outs.append(TokenOut(uid, None, reason, error))
         elif (req := self._reqs.get(uid)) is not None and req.extra.outcome is None:
-            self._end(req, TokenOut(uid, None, reason))
+            self._end(req, TokenOut(uid, None, reason, error))
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
@@ -260,6 +251,7 @@ class Scheduler:
     def _on_admission(self, pending: PendingReq, req: Req) -> None:
         del self._pending[pending.uid]
         self._reqs[req.uid] = req
+        self._constrained.add(req, pending)
         if not pending.prompt_out_sent and pending.params.prompt_logprobs is None:
             self._outs.append(PromptOut(req.uid, req.cached_len))
             pending.prompt_out_sent = True
@@ -337,6 +329,8 @@ class Scheduler:
         special = self._resources.stops.contains(tokens)
         if self._num_finished_in_flight:
             special |= self._finished_in_flight[rows]
+        if self._constrained.count:
+            special |= self._constrained.among(rows)
         if not done.plain:
             special |= table.num_tokens[rows] + 1 >= table.max_device_len[rows]
             special[list(done.chunks)] = True
@@ -360,13 +354,19 @@ class Scheduler:
         elif not is_chunk and req.num_tokens == req.max_device_len:
             self._end(req, TokenOut(req.uid, None, "length"))  # only its prompt was to be scored
         elif not is_chunk:
-            req.append_token(token)
-            if token in req.stop_ids:
-                self._end(req, TokenOut(req.uid, token, "stop", None, logprobs, self._stop_reason(req, token)))
-            elif req.num_tokens == req.max_device_len:
-                self._end(req, TokenOut(req.uid, token, "length", None, logprobs))
-            else:
-                self._outs.append(TokenOut(req.uid, token, None, None, logprobs))
+            self._append_token(req, token, logprobs)
+
+    def _append_token(self, req: Req, token: int, logprobs: TokenLogprobs | None) -> None:
+        req.append_token(token)
+        is_last = req.num_tokens == req.max_device_len
+        if token in req.stop_ids:
+            self._end(req, TokenOut(req.uid, token, "stop", None, logprobs, self._stop_reason(req, token)))
+            return
+        complete = req.grammar is not None and self._constrained.accept(req, token, is_last)
+        if is_last:
+            self._end(req, TokenOut(req.uid, token, "stop" if complete else "length", None, logprobs))
+        else:
+            self._outs.append(TokenOut(req.uid, token, None, None, logprobs))
 
     def _stop_reason(self, req: Req, token: int) -> int | None:
         """The ``token`` that ended ``req``, if it is one that the user gave and not the model's own."""
@@ -392,6 +392,7 @@ class Scheduler:
             self._decode.remove(req)
 
     def _release(self, req: Req) -> None:
+        self._constrained.remove(req)
         self._resources.release(req)
         del self._reqs[req.uid]
         self._prefill.unblock()

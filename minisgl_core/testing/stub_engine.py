@@ -22,11 +22,12 @@ import torch
 
 from minisgl_core.core import Batch, Req
 from minisgl_core.kvcache import page_slots
+from minisgl_core.plugin_api import mask_words
 
 if TYPE_CHECKING:
     from minisgl_core.engine import TokenLogprobs
 
-__all__ = ["NullEngine", "StubEngine", "expected_tokens", "next_token"]
+__all__ = ["NullEngine", "StubEngine", "allowed_token", "expected_tokens", "next_token"]
 
 UNWRITTEN = -7
 """Content of a fake KV slot before its first token"""
@@ -44,6 +45,15 @@ class StubConfig:
 def next_token(sequence: Sequence[int] | np.ndarray, vocab_size: int) -> int:
     """A number in [0, vocab_size) that depends on every token of ``sequence`` and on their order."""
     return zlib.crc32(np.asarray(sequence, dtype=np.int32).tobytes()) % vocab_size
+
+
+def allowed_token(token: int, grammar: Any, vocab_size: int) -> int:
+    """``token``, or the first one after it, round the vocabulary, that the state of an answer allows."""
+    row = np.zeros(mask_words(vocab_size), dtype=np.int32)
+    if not grammar.fill_mask(row):
+        return token
+    allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[:vocab_size]
+    return int((token + np.flatnonzero(np.roll(allowed, -token))[0]) % vocab_size)
 
 
 def expected_tokens(
@@ -187,6 +197,8 @@ class StubEngine:
         if req.num_tokens < req.device_len - 1 and req.extra.outcome is None:
             raise RuntimeError(f"{req} is finished before its last token was processed: {req.num_tokens} are known")
         token = next_token(req.tokens[: req.device_len - 1], self.vocab_size)
+        if req.grammar is not None:
+            token = allowed_token(token, req.grammar, self.vocab_size)
         self.state.last_token[req.table_idx] = token
         return token
 

@@ -15,8 +15,10 @@ from minisgl_core.builtin.platform import CpuPlatform
 from minisgl_core.core import Batch, Req, SamplingParams
 from minisgl_core.engine import logits_processors
 from minisgl_core.engine.logits_processors import LogitsProcessor, RowProcessor, row_parts
+from minisgl_core.engine.masks import TokenMasks
 from minisgl_core.engine.sampler import Sampler, pack_params
 from minisgl_core.engine.state import DecodeState
+from support.constrained import EVEN, packed
 
 VOCAB, WIDTH, ROWS = 40, 64, 8
 
@@ -37,6 +39,10 @@ def process_one(row: torch.Tensor, req: Req) -> None:
     for token, value in sums.items():
         if token < row.numel():
             row[token] += value
+    if req.grammar is not None and req.grammar.allowed is not None:
+        denied = torch.ones(row.numel(), dtype=torch.bool)
+        denied[list(req.grammar.allowed)] = False
+        row[denied] = -torch.inf
 
 
 def logprobs_one(row: torch.Tensor, token: int, count: int) -> tuple[float, list[tuple[int, float]]]:
@@ -45,12 +51,28 @@ def logprobs_one(row: torch.Tensor, token: int, count: int) -> tuple[float, list
     return float(table[max(token, 0)]), list(zip(ids.tolist(), values.tolist(), strict=True))
 
 
+class Allowed:
+    """The state of a constrained answer, of which one mask is known; None = every token is allowed."""
+
+    def __init__(self, allowed: frozenset[int] | None) -> None:
+        self.allowed = allowed
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        if self.allowed is not None:
+            row[:] = packed(self.allowed, VOCAB)
+        return self.allowed is not None
+
+
+def masks_of(vocab_size: int) -> TokenMasks:
+    return TokenMasks(vocab_size, torch.device("cpu"))
+
+
 class SamplerFixture:
     """A sampler whose parts have ``max_rows`` rows and ``room`` numbers."""
 
     def __init__(self, max_rows: int = ROWS, room: int = 10_000, rows: int = ROWS, vocab_size: int = VOCAB) -> None:
         platform = CpuPlatform()
-        self.processor = LogitsProcessor(platform, vocab_size, rows, WIDTH)
+        self.processor = LogitsProcessor(platform, vocab_size, rows, WIDTH, masks_of(vocab_size))
         self.processor.max_rows, self.processor._room = max_rows, room
         state = DecodeState(platform, rows, WIDTH, 1, 0, 64, pack_params(SamplingParams(), 0))
         self.sampler = Sampler(cast("Any", None), state, self.processor, seed=0)
@@ -89,6 +111,7 @@ def params(draw: st.DrawFn) -> SamplingParams:
         frequency_penalty=draw(penalty),
         logit_bias=draw(st.lists(st.tuples(st.integers(0, VOCAB + 3), st.floats(-9, 9)), max_size=4)),
         logprobs=draw(st.one_of(st.none(), st.integers(0, 5))),
+        grammar=draw(st.sampled_from([None, None, EVEN])),
     )
 
 
@@ -99,6 +122,9 @@ def batches(draw: st.DrawFn) -> Batch:
         req_of(row, draw(st.lists(tokens, min_size=1, max_size=20)), draw(some), draw(params()))
         for row in draw(st.permutations(range(ROWS)))[: draw(st.integers(1, ROWS))]
     ]
+    for req in reqs:
+        if req.sampling_params.grammar is not None:
+            req.grammar = Allowed(draw(st.one_of(st.none(), st.frozensets(tokens, min_size=1, max_size=5))))
     return batch_of(reqs)
 
 
@@ -123,6 +149,7 @@ def test_a_batch_is_processed_as_each_of_its_rows(
     assert torch.equal(found, expected)
     assert torch.equal(logits, before)
     rows = [row for row, req in enumerate(batch.reqs) if req.sampling_params.changes_logits]
+    rows.sort(key=lambda row: batch.reqs[row].sampling_params.grammar is None)
     assert [row for part in parts for row in part] == rows, "each row with a processor, once"
     assert all(len(part) <= max_rows for part in parts)
 
@@ -176,14 +203,17 @@ def test_parts_by_hand(sizes: list[int], max_rows: int, max_numbers: int, parts:
 
 def test_parts_of_large_vocabularies_have_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logits_processors, "PART_BYTES", 4 * VOCAB * 3)
-    found = [LogitsProcessor(CpuPlatform(), vocab, ROWS, WIDTH).max_rows for vocab in (VOCAB // 3, VOCAB, 7 * VOCAB)]
+    found = [
+        LogitsProcessor(CpuPlatform(), vocab, ROWS, WIDTH, masks_of(vocab)).max_rows
+        for vocab in (VOCAB // 3, VOCAB, 7 * VOCAB)
+    ]
     assert found == [8, 3, 1]
 
 
 def test_the_longest_row_with_all_biases_fits_into_an_upload() -> None:
     bias = {token: float(token) for token in range(VOCAB)}
     req = req_of(0, [1] * 20, [2] * (WIDTH - 20), SamplingParams(repetition_penalty=2.0, logit_bias=bias))
-    processor = LogitsProcessor(CpuPlatform(), VOCAB, 1, WIDTH)
+    processor = LogitsProcessor(CpuPlatform(), VOCAB, 1, WIDTH, masks_of(VOCAB))
     own = RowProcessor.of(req.sampling_params, VOCAB)
     ((places, copy),) = processor.process(torch.ones(1, VOCAB), np.array([0]), [req], [own])
     expected = torch.ones(VOCAB)

@@ -84,7 +84,7 @@ def test_the_pool_leaves_room_for_whatever_is_asked_of_logits(model: str, monkey
         useful = 32 * 256 // 16
         assert 8 < llm.engine.num_pages < useful, "the memory was the limit"
         meter.peak = meter.used
-        everything = replace(worst_case_params(VOCAB), max_tokens=3)
+        everything = replace(worst_case_params(VOCAB), max_tokens=3, grammar=None)
         answers = llm.generate([[7] * 5 for _ in range(32)], everything, progress=False)
         assert {len(answer["logprobs"]) for answer in answers} == {3}
         assert meter.used < meter.peak <= meter.total

@@ -15,6 +15,8 @@ from minisgl_core.core import SamplingParams
 from minisgl_core.env import ENV
 from minisgl_core.scheduler import Abort, Finish, Message, NewReq, Scheduler
 from minisgl_core.testing import StubEngine, expected_tokens
+from minisgl_core.testing.stub_engine import allowed_token, next_token
+from support.constrained import EVEN, Evens, Remainder
 from support.served import Answer
 
 VOCAB = 12
@@ -54,6 +56,7 @@ def cases(draw: st.DrawFn) -> Case:
             ignore_eos=draw(st.sampled_from([True, True, False])),
             stop_token_ids=draw(st.sampled_from([(), (), (), (3,), (5, 7)])),
             presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 1.0])),
+            grammar=draw(st.sampled_from([None, None, None, EVEN])),
         )
         requests.append(NewReq(uid, np.array(prompt, dtype=np.int32), params))
     steps = st.integers(0, 30)
@@ -75,7 +78,7 @@ def play(case: Case) -> tuple[StubEngine, Scheduler, dict[int, Answer]]:
     ENV.DISABLE_OVERLAP_SCHEDULING.value = not case.overlap
     try:
         engine = StubEngine(**case.engine)
-        scheduler = Scheduler(engine)
+        scheduler = Scheduler(engine, grammars=Evens(VOCAB, VOCAB - 1))
     finally:
         ENV.DISABLE_OVERLAP_SCHEDULING.reset()
     answers: dict[int, Answer] = {}
@@ -85,11 +88,20 @@ def play(case: Case) -> tuple[StubEngine, Scheduler, dict[int, Answer]]:
             break
         for out in scheduler.step():
             answers.setdefault(out.uid, Answer()).add(out)
+        assert not scheduler.take_notices(), "no answer is complete or refused"
     assert not scheduler.has_work, f"not done: {scheduler.stats}"
     assert scheduler.stats.free_pages + scheduler.stats.cached_pages == engine.num_pages
     scheduler.clear_cache()
     assert scheduler.stats.free_pages == engine.num_pages
     return engine, scheduler, answers
+
+
+def even_tokens(prompt: list[int], count: int, vocab_size: int, stop_ids: frozenset[int]) -> list[int]:
+    """:func:`expected_tokens` of a request with the grammar ``EVEN``."""
+    state, answer = Remainder(vocab_size, [vocab_size - 1], None), list[int]()
+    while len(answer) < count and not (answer and answer[-1] in stop_ids):
+        answer.append(allowed_token(next_token([*prompt, *answer], vocab_size), state, vocab_size))
+    return answer
 
 
 def check_answer(case: Case, new: NewReq, answer: Answer) -> None:
@@ -102,7 +114,7 @@ def check_answer(case: Case, new: NewReq, answer: Answer) -> None:
     if not new.params.ignore_eos:
         stop_ids |= case.engine["eos_token_ids"]
     count = min(new.params.max_tokens, limit - len(prompt))
-    alone = expected_tokens(prompt, count, VOCAB, stop_ids)
+    alone = (even_tokens if new.params.grammar else expected_tokens)(prompt, count, VOCAB, stop_ids)
     cancelled = any(uid == new.uid for _, uid, _ in case.cancels)
     if cancelled and len(answer.tokens) < len(alone):
         assert answer.tokens == alone[: len(answer.tokens)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from minisgl_core.core import SamplingParams
 from minisgl_core.engine import TokenLogprobs
-from minisgl_core.scheduler import Message, NewReq, Scheduler, TokenOut
+from minisgl_core.scheduler import AnswerGrammars, Message, NewReq, Scheduler, TokenOut
 from minisgl_core.testing import StubEngine
 
 __all__ = ["VOCAB", "Answer", "assert_idle", "make_scheduler", "new_req", "prompt_of", "serve"]
@@ -30,10 +30,10 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return tokens
 
 
-def make_scheduler(**settings: Any) -> tuple[StubEngine, Scheduler]:
+def make_scheduler(grammars: AnswerGrammars | None = None, **settings: Any) -> tuple[StubEngine, Scheduler]:
     """A scheduler on a stub engine with these settings."""
     engine = StubEngine(vocab_size=VOCAB, **settings)
-    return engine, Scheduler(engine)
+    return engine, Scheduler(engine, grammars=grammars)
 
 
 def assert_idle(scheduler: Scheduler, engine: StubEngine) -> None:
@@ -72,4 +72,5 @@ def serve(scheduler: Scheduler, messages: Sequence[Message], max_steps: int = 10
             return answers
         for out in scheduler.step():
             answers.setdefault(out.uid, Answer()).add(out)
+        scheduler.apply(scheduler.take_notices())
     raise RuntimeError(f"still at work after {max_steps} steps: {scheduler.stats}")
