@@ -7,6 +7,7 @@ The collectives are torch.library operations: graph recorders see them like any 
 from __future__ import annotations
 
 import itertools
+import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -77,6 +78,15 @@ def _join(store: Any, rank: int, size: int, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
+def _own_address(host: str, port: int) -> str:
+    """The address under which the other ranks reach this machine: the one from which it reaches rank 0's."""
+    (family, _, _, _, address) = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        own: str = probe.getsockname()[0]
+        return own
+
+
 class TorchDistCommunicator:
     """One process group per engine; free of charge with a single rank."""
 
@@ -103,7 +113,8 @@ class TorchDistCommunicator:
             store = c10d.TCPStore(address.hostname, address.port, self.size, self.rank == 0, timeout, False)
             _join(store, self.rank, self.size, setup.timeout_s)
             named = c10d.PrefixStore("minisgl", store)
-            self.group = self._nccl(named, timeout) if self._device.type == "cuda" else self._gloo(named, timeout)
+            own = _own_address(address.hostname, address.port)
+            self.group = self._nccl(named, timeout) if self._device.type == "cuda" else self._gloo(named, timeout, own)
             self.barrier()
         except RuntimeError as error:
             raise EngineError(
@@ -113,11 +124,11 @@ class TorchDistCommunicator:
                 remedy="check that every rank was started with the same port and that the port is free",
             ) from error
 
-    def _gloo(self, store: Any, timeout: timedelta) -> Any:
+    def _gloo(self, store: Any, timeout: timedelta, own_address: str) -> Any:
         settings = c10d.ProcessGroupGloo._Options()
         settings._timeout = timeout
         # By address: the default looks the host's own name up, which sandboxes often cannot.
-        settings._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        settings._devices = [c10d.ProcessGroupGloo.create_device(hostname=own_address)]
         return c10d.ProcessGroupGloo(store, self.rank, self.size, settings)
 
     def _nccl(self, store: Any, timeout: timedelta) -> Any:

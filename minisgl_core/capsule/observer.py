@@ -63,11 +63,11 @@ class StepObserver:
         return [listener for of, listener in wanted if listener is not None and of == role]
 
     def _make_recorder(self) -> Recorder:
-        settings, (rank, size) = self._settings, self._engine.config.tp_info
+        settings, tp = self._settings, self._engine.config.tp_info
         maker = self._make_maker(settings.record_role, "record_role")
-        if rank == 0:
+        if tp.is_primary:
             logger.warning("recording to %s: all steps run eagerly, without graphs", settings.record)
-        steps, suffix = StepChoice.parse(settings.record_steps), f"-rank{rank}" if size > 1 else ""
+        steps, suffix = StepChoice.parse(settings.record_steps), f"-rank{tp.rank}" if tp.size > 1 else ""
         return Recorder(self._folder, steps, settings.record_max_mb, maker, self._origin, suffix)
 
     def _make_shadow(self) -> Shadow:

@@ -41,8 +41,12 @@ def command(settings: Settings) -> int:
     from minisgl_core.server.run import bind, serve
     from minisgl_core.server.state import ServerOptions
 
-    own = settings.server
+    own, engine = settings.server, settings.engine
     refuse_choice(settings)
+    if engine.launcher == "torchrun":
+        from minisgl_core.llm.torchrun import follow
+
+        follow(engine.tp_size, engine.distributed_timeout_s)  # before the other ranks listen at the same port
     listener = bind(own.host, own.port)
     with listener:
         path = find_model(settings)

@@ -148,7 +148,7 @@ class BackendFactory:
         return backend if self.observer is None else self.observer.wrap(choice.role, backend, choice.label)
 
     def build_comm(self) -> Communicator:
-        rank, size = self.config.tp_info
+        rank, size = self.config.tp_info.rank, self.config.tp_info.size
         config = self.config
         setup = CommSetup(self.platform.device, rank, size, config.init_method, config.distributed_timeout_s)
         return cast("Communicator", self._build(self.plan.choice("comm"), setup))

@@ -56,6 +56,10 @@ class EngineConfig:
     """Sampling modes to record graphs for; a batch of another mode runs eagerly."""
     seed: int = 0
     """Unseeded requests use this plus their uid."""
+    launcher: Literal["processes", "torchrun"] = "processes"
+    """Who starts the ranks above 0: the engine, as child processes, or torchrun, on one machine or several."""
+    distributed_host: str = "127.0.0.1"
+    """Address of rank 0's machine, at which the ranks meet."""
     distributed_port: int | None = None
     distributed_timeout_s: float = 120.0
     backends: Mapping[str, Any] = field(default_factory=dict)
@@ -93,6 +97,7 @@ class EngineConfig:
         for name, unit in (("grammar_timeout_s", "seconds"), ("grammar_memory_gb", "GiB")):
             check_number(name, getattr(self, name), LONGEST_TIMEOUT_S, f"give {unit} above 0")
         check_choice("cache", self.cache, ("radix", "naive"))
+        check_choice("launcher", self.launcher, ("processes", "torchrun"))
         check_choice("queue", self.queue, ("fifo", "priority"))
         check_choice("device", self.device, DEVICE_CHOICES)
         for name in ("calibrated", "dummy_weights", "progress"):
@@ -103,7 +108,7 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         check_kind("tp_info", self.tp_info, DistributedInfo, "give a DistributedInfo(rank, size)")
-        rank, size = self.tp_info
+        rank, size = self.tp_info.rank, self.tp_info.size
         check_integer("tp_info.size", size, 1)
         check_integer("tp_info.rank", rank, 0, size - 1)
         if self.distributed_port is not None:
@@ -142,7 +147,8 @@ class EngineConfig:
     @property
     def init_method(self) -> str:
         """Where the ranks of this engine meet."""
-        return f"tcp://127.0.0.1:{self.distributed_port}"
+        host = f"[{self.distributed_host}]" if ":" in self.distributed_host else self.distributed_host
+        return f"tcp://{host}:{self.distributed_port}"
 
     @property
     def graph_max_bs(self) -> int | None:

@@ -85,7 +85,7 @@ class Engine:
         self.dtype, self.page_size = DTYPES[self.plan.dtype], self.plan.page_size
 
         # ---- the device, the other ranks -----------------------------------------------------------------
-        self.platform = load_class(self.plan.choice("platform"))(self.tp.rank)
+        self.platform = load_class(self.plan.choice("platform"))(self.tp.device_index)
         self._closing.callback(self.platform.close)
         self.device: torch.device = self.platform.device
         self.platform.activate()

@@ -25,6 +25,7 @@ from .calls import LoopCall, ThreadCall
 from .grammars import grammar_facts
 from .prompts import PreparedPrompt, Prompt, Prompts, prepare_prompts
 from .stream import AsyncStream, Stream
+from .torchrun import follow
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,8 @@ class BaseLLM:
         **settings: Any,
     ) -> None:
         config = engine_config(path, dtype, tp_size, backends, settings)
+        if config.launcher == "torchrun":
+            follow(tp_size, config.distributed_timeout_s)  # on the other ranks this ends the process
         found = resolve_model_path(path, progress=config.progress)
         self.tokenizer = load_tokenizer(found)
         self._vetter_lock, self._grammar_vetter = threading.Lock(), cast("GrammarVetter | None", None)

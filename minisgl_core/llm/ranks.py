@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +20,9 @@ from minisgl_core.engine import EngineConfig
 from minisgl_core.errors import EngineError, MinisglError
 from minisgl_core.scheduler import Message
 
-from .child import EXIT_REPORT_S, GRACE_S, end_child, exit_code, start_child
+from .child import EXIT_REPORT_S, GRACE_S, Child, end_child, exit_code, start_child
 from .process_messages import Failed, Imported, Ready, StartRank, read_switches
+from .torchrun import accept_ranks, read_placement
 
 __all__ = ["Ranks", "free_port", "threads_per_rank"]
 
@@ -47,23 +47,31 @@ def threads_per_rank(size: int) -> int:
 @dataclass(slots=True)
 class _Peer:
     rank: int
-    process: subprocess.Popen[bytes]
     connection: Connection
-    lifeline: int
+    child: Child | None
+    """None: torchrun has started it, and ends it."""
+
+    def has_ended(self) -> bool:
+        """Whether it can no longer connect to the others."""
+        return self.connection.poll() if self.child is None else self.child.process.poll() is not None
 
 
 class Ranks:
-    """Ranks 1 to size-1 as child processes, started at once. A single rank has none.
+    """Ranks 1 to size-1: child processes, started at once, or those that torchrun has started. A single rank has none.
 
-    They die with the thread that starts them, which therefore must live until :meth:`close`.
+    Child processes die with the thread that starts them, which therefore must live until :meth:`close`.
     """
 
     def __init__(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
         self._peers: list[_Peer] = []
         size = config.tp_info.size
         try:
-            for rank in range(1, size):
-                self._peers.append(_start(rank, size))
+            if config.launcher == "torchrun" and size > 1:
+                found = accept_ranks(read_placement(size), config.distributed_timeout_s)
+                self._peers += [_Peer(rank, connection, None) for rank, connection in enumerate(found, 1)]
+            else:
+                for rank in range(1, size):
+                    self._peers.append(_start(rank, size))
             switches = read_switches()
             for peer in self._peers:
                 own = replace(config, tp_info=DistributedInfo(peer.rank, size), progress=False)
@@ -94,7 +102,7 @@ class Ranks:
         def watch() -> None:
             while self._peers and not done.wait(_WATCH_S):
                 for peer in self._peers:
-                    if peer.process.poll() is not None:
+                    if peer.has_ended():
                         report_loss(init_method, peer.rank)
                         return
 
@@ -129,7 +137,8 @@ class Ranks:
             peer.connection.close()
         deadline = time.monotonic() + grace_s
         for peer in peers:
-            end_child(peer.process, peer.lifeline, deadline)
+            if peer.child is not None:
+                end_child(peer.child.process, peer.child.lifeline, deadline)
 
     def _send(self, peer: _Peer, payload: bytes) -> None:
         try:
@@ -159,8 +168,8 @@ class Ranks:
 
 
 def _start(rank: int, size: int) -> _Peer:
-    process, fd, lifeline = start_child("rank", OMP_NUM_THREADS=str(threads_per_rank(size)))
-    return _Peer(rank, process, Connection(fd), lifeline)
+    child = start_child("rank", OMP_NUM_THREADS=str(threads_per_rank(size)))
+    return _Peer(rank, Connection(child.fd), child)
 
 
 def _receive(connection: Connection) -> Any:
@@ -177,5 +186,5 @@ def _failure(peer: _Peer, report: object) -> EngineError:
         error = EngineError(f"rank {peer.rank} failed: {report.text}", field="rank", value=peer.rank)
         error.add_note(f"Traceback of rank {peer.rank}:\n{report.details}")
         return error
-    code = exit_code(peer.process)
-    return EngineError(f"rank {peer.rank} died without an exit report, exit code {code}", field="rank", value=peer.rank)
+    code = "" if peer.child is None else f", exit code {exit_code(peer.child.process)}"
+    return EngineError(f"rank {peer.rank} died without an exit report{code}", field="rank", value=peer.rank)

@@ -22,6 +22,7 @@ from .child import GRACE_S
 from .grammars import GrammarQueue, grammar_facts
 from .process_messages import EngineFacts
 from .ranks import Ranks, free_port, threads_per_rank
+from .torchrun import read_placement
 
 __all__ = ["Runner"]
 
@@ -135,6 +136,10 @@ def _with_ranks(config: EngineConfig, tp_size: int) -> EngineConfig:
     """Rank 0's config of an engine of several ranks, with the plan that all of them load."""
     port = free_port() if config.distributed_port is None else config.distributed_port
     config = replace(config, tp_info=DistributedInfo(0, tp_size), distributed_port=port)
+    if config.launcher == "torchrun":
+        own = read_placement(tp_size)
+        tp = DistributedInfo(0, tp_size, own.local_rank)
+        config = replace(config, tp_info=tp, distributed_host=own.host)
     return replace(config, plan=make_plan(config, read_model_config(config.model_path)).to_json())
 
 

@@ -12,17 +12,25 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .channel import Channel
 from .child import EXIT_REPORT_S, die_with_parent
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from .torchrun import Placement
+
+__all__ = ["main", "run_rank", "run_to_the_end"]
 
 
-def run_rank(connection: Connection) -> None:
-    """Build the engine, then follow rank 0 step by step until it closes the connection."""
+def run_rank(connection: Connection, placement: Placement | None = None) -> None:
+    """Build the engine, then follow rank 0 step by step until it closes the connection.
+
+    ``placement``: of a rank that torchrun has started; rank 0 does not know which device of which machine it has.
+    """
     import torch
 
     from minisgl_core.engine import Engine
@@ -36,14 +44,18 @@ def run_rank(connection: Connection) -> None:
     logging.getLogger("minisgl_core.inputs").setLevel(logging.ERROR)  # rank 0 reads the same files and logs it
     start: StartRank = connection.recv()
     apply_switches(start.switches)
-    torch.set_num_threads(start.num_threads)
-    read_model_config(start.config.model_path)
-    assert start.config.plan is not None
-    for bucket in Plan.from_json(start.config.plan).buckets:
+    config, num_threads = start.config, start.num_threads
+    if placement is not None:
+        config = replace(config, tp_info=config.tp_info._replace(local_rank=placement.local_rank))
+        num_threads = max(1, len(os.sched_getaffinity(0)) // placement.local_size)
+    torch.set_num_threads(num_threads)
+    read_model_config(config.model_path)
+    assert config.plan is not None
+    for bucket in Plan.from_json(config.plan).buckets:
         if bucket.entry.role not in HOST_ROLES:
             load_class(bucket.choice)
     connection.send(Imported())
-    engine = Engine(start.config)
+    engine = Engine(config)
     try:
         scheduler = Scheduler(engine, engine.ctx.kv.match_len, start.eos_token_ids, RemoteGrammars())
         connection.send(Ready())
@@ -58,28 +70,16 @@ def run_rank(connection: Connection) -> None:
         engine.shutdown()
 
 
-def main() -> None:
-    """Run, report any failure to the parent, and exit at once.
+def run_to_the_end(connection: Any, run: Callable[[Any], None]) -> NoReturn:
+    """Run, report any failure to the process at the other end, and exit at once.
 
     The interpreter's normal exit takes seconds with torch loaded, and after a failure the collectives of the other
     ranks must break off.
     """
-    kind, (connection_fd, lifeline, parent) = sys.argv[1], map(int, sys.argv[2:])
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # sent to all processes of a terminal or a service: the front decides
+    # Sent to all processes of a terminal or a service: the process at the other end decides.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
-    die_with_parent(lifeline, parent)
-    connection: Any
-    run: Callable[[Any], None]
-    if kind == "engine":
-        from .engine_process import run_engine
-
-        connection, run = Channel(connection_fd), run_engine
-    else:
-        connection, run = Connection(connection_fd), run_rank
     code = 0
     try:
         run(connection)
@@ -87,12 +87,24 @@ def main() -> None:
         from .process_messages import Failed
 
         code = 1
-        connection.send(Failed.of(error))
+        with suppress(OSError):  # the other end may have died: then the report has no reader
+            connection.send(Failed.of(error))
     if isinstance(connection, Channel):
         connection.close(EXIT_REPORT_S)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def main() -> None:
+    """Run as a child of the process that has started this one."""
+    kind, (connection_fd, lifeline, parent) = sys.argv[1], map(int, sys.argv[2:])
+    die_with_parent(lifeline, parent)
+    if kind == "engine":
+        from .engine_process import run_engine
+
+        run_to_the_end(Channel(connection_fd), run_engine)
+    run_to_the_end(Connection(connection_fd), run_rank)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,9 @@ class EngineSettings(_Section):
     )
     calibrated: bool = Field(default=True, description="let auto follow the measurements of minisgl calibrate")
     seed: int = Field(default=0, description="seed of requests that have none")
+    launcher: Literal["processes", "torchrun"] = Field(
+        default="processes", description="who starts the ranks above 0: the engine, or torchrun (several machines)"
+    )
     distributed_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         default=None, description="port at which tensor-parallel ranks meet; unset = a free one"
     )
