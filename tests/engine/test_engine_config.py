@@ -30,6 +30,7 @@ from minisgl_core.errors import AdmissionError, ConfigError
         ("memory_ratio", "x", "a share above 0"),
         ("memory_ratio", 1.5, "a share above 0"),
         ("cache", "lru", "radix or naive"),
+        ("launcher", "mpi", "processes or torchrun"),
         ("device", ["cpu"], "auto, cpu or cuda"),
         ("cuda_graph_modes", "greedy", "a list of names"),
         ("seed", 2**64, "an integer from -9223372036854775808 to 18446744073709551615"),

@@ -49,7 +49,7 @@ def is_gone(pid: int, within_s: float) -> bool:
 
 
 def worker_pids(llm: LLM) -> list[int]:
-    return [peer.process.pid for peer in llm._engine._transport.runner._ranks._peers]
+    return [peer.child.process.pid for peer in llm._engine._transport.runner._ranks._peers]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_case_59_a_rank_that_cannot_start_says_why(tmp_path: Path) -> None:
         ranks.wait_imported()
     assert "Traceback of rank 1" in caught.value.__notes__[0]
     ranks.close(grace_s=5)
-    assert is_gone(peer.process.pid, 0.1)
+    assert is_gone(peer.child.process.pid, 0.1)
 
 
 DIES_BEFORE_IT_JOINS = """
@@ -170,7 +170,7 @@ from minisgl_core.llm import LLM
 torch.set_num_threads(2)
 llm = LLM(sys.argv[1], dtype=torch.float32, tp_size=2, num_page_override=64, max_seq_len_override=32, progress=False)
 (answer,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True), progress=False)
-pids = [peer.process.pid for peer in llm._engine._transport.runner._ranks._peers]
+pids = [peer.child.process.pid for peer in llm._engine._transport.runner._ranks._peers]
 print(len(answer["token_ids"]), torch.get_num_threads(), *pids, flush=True)
 if sys.argv[2] == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
