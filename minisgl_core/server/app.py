@@ -17,8 +17,9 @@ from minisgl_core import __version__
 
 from .errors import APIError, add_handlers
 from .gate import Gate
-from .generation import answer_chat, answer_completion
+from .generation import answer_chat, answer_completion, answer_response
 from .metrics import Metrics
+from .responses_body import ResponsesBody
 from .schema import AbortBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from .state import ServerState
 from .view import add_view
@@ -83,6 +84,12 @@ def _add_generation(app: FastAPI, state: ServerState, metrics: Metrics) -> None:
         """Answer a conversation."""
         _note_user(request, body.user)
         return await answer_chat(request, body, state, metrics)
+
+    @app.post("/v1/responses", response_model=None)
+    async def responses(request: Request, body: ResponsesBody) -> Response:
+        """Answer a conversation in the form of OpenAI's responses; nothing is stored."""
+        _note_user(request, body.user)
+        return await answer_response(request, body, state, metrics)
 
     @app.post("/abort")
     async def abort(body: AbortBody) -> dict[str, Any]:

@@ -7,12 +7,15 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from .errors import APIError
 from .parsed import ParsedChatShape
-from .parsing import facts_of
+from .parsing import AnswerParser, facts_of
 from .render import ChatShape, CompletionShape, usage
+from .responses import ResponseShape
 from .stream import ClientGone, EventStream, merge, unless_gone
 
 if TYPE_CHECKING:
@@ -23,10 +26,11 @@ if TYPE_CHECKING:
     from minisgl_core.llm.stream import AsyncStream
 
     from .metrics import Metrics, Timing
+    from .responses_body import ResponsesBody
     from .schema import ChatBody, CompletionBody, GenerationBody
     from .state import ServerState
 
-__all__ = ["answer_chat", "answer_completion"]
+__all__ = ["answer_chat", "answer_completion", "answer_response"]
 
 LONG_TEXT = 1 << 14
 """Characters; the event loop would wait too long for the token ids of a longer text."""
@@ -51,6 +55,34 @@ async def answer_completion(request: Request, body: CompletionBody, state: Serve
 
 async def answer_chat(request: Request, body: ChatBody, state: ServerState, metrics: Metrics) -> Response:
     """``POST /v1/chat/completions``"""
+    llm, prepared, parser = await _prepare_chat(body, state)
+    shape = ChatShape() if parser is None else ParsedChatShape(parser, body.parallel_tool_calls is not False)
+    generation = _Generation(request, state, metrics, shape, prepared, body)
+    if body.stream:
+        return generation.stream(llm)
+    return await generation.whole(llm, _chat_choices)
+
+
+async def answer_response(request: Request, body: ResponsesBody, state: ServerState, metrics: Metrics) -> Response:
+    """``POST /v1/responses``"""
+    try:
+        chat = body.chat()
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
+    except ValueError as error:
+        raise APIError(400, str(error), param="input") from error
+    llm, prepared, parser = await _prepare_chat(chat, state)
+    shape = ResponseShape(AnswerParser([]) if parser is None else parser(), body)
+    generation = _ResponseGeneration(request, state, metrics, shape, prepared, body)
+    if body.stream:
+        return generation.stream(llm)
+    return await generation.whole(llm, _chat_choices)
+
+
+async def _prepare_chat(
+    body: ChatBody, state: ServerState
+) -> tuple[AsyncLLM, list[PreparedPrompt], Callable[[], AnswerParser] | None]:
+    """The model, the prompt, and what makes a parser for each answer; None if the text is all there is."""
     llm = state.need_model()
     state.check_name(body.model)
     parsers = state.parsers_of(llm)
@@ -62,15 +94,11 @@ async def answer_chat(request: Request, body: ChatBody, state: ServerState, metr
         lambda: llm.prepare_chat(body.messages, body.params(), priority=body.priority or 0, **body.template_options()),
         size,
     )
-    shape = ChatShape()
-    if tools or parsers.reasoning is not None:
-        prepared = [one._replace(shown=parsers.shown(bool(tools))) for one in prepared]
-        seen = parsers.request(prepared[0].input_ids, tools)
-        shape = ParsedChatShape(lambda: parsers.open(seen), body.parallel_tool_calls is not False)
-    generation = _Generation(request, state, metrics, shape, prepared, body)
-    if body.stream:
-        return generation.stream(llm)
-    return await generation.whole(llm, _chat_choices)
+    if not tools and parsers.reasoning is None:
+        return llm, prepared, None
+    seen = parsers.request(prepared[0].input_ids, tools)
+    prepared = [one._replace(shown=parsers.shown(bool(tools))) for one in prepared]
+    return llm, prepared, lambda: parsers.open(seen)
 
 
 async def _run(prepare: Callable[[], list[PreparedPrompt]], size: int) -> list[PreparedPrompt]:
@@ -85,7 +113,7 @@ class _Generation:
         request: Request,
         state: ServerState,
         metrics: Metrics,
-        shape: CompletionShape | ChatShape,
+        shape: CompletionShape | ChatShape | ResponseShape,
         prepared: list[PreparedPrompt],
         body: GenerationBody,
     ) -> None:
@@ -118,8 +146,10 @@ class _Generation:
             answers = [stream.completion() for stream in streams]
         _raise_failure(answers)
         used = self._account(answers)
-        body = {"object": self._shape.name, **self._head, "choices": choices(answers, self._shape), "usage": used}
-        return JSONResponse(body)
+        return JSONResponse(self._body(answers, choices, used))
+
+    def _body(self, answers: Sequence[Completion], choices: _Choices, used: dict[str, Any]) -> dict[str, Any]:
+        return {"object": self._shape.name, **self._head, "choices": choices(answers, self._shape), "usage": used}
 
     def stream(self, llm: AsyncLLM) -> Response:
         """Chunks as they come."""
@@ -160,6 +190,31 @@ class _Generation:
         used = usage(answers)
         self._log |= {name: used[name] for name in ("prompt_tokens", "completion_tokens")}
         return used
+
+
+class _ResponseGeneration(_Generation):
+    """A stream of it consists of events, of which the last has the whole response."""
+
+    def __init__(
+        self,
+        request: Request,
+        state: ServerState,
+        metrics: Metrics,
+        shape: ResponseShape,
+        prepared: list[PreparedPrompt],
+        body: GenerationBody,
+    ) -> None:
+        super().__init__(request, state, metrics, shape, prepared, body)
+        self._response, self._includes_usage = shape, True
+        shape.begin(self._head)
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return choices[0] if choices else self._response.completed(more["usage"])
+
+    def _body(self, answers: Sequence[Completion], choices: _Choices, used: dict[str, Any]) -> dict[str, Any]:
+        (answer,) = answers
+        self._response.add(answer.text, answer.finish_reason)
+        return self._response.whole(used)
 
 
 _Choices = Callable[[Sequence["Completion"], Any], list[dict[str, Any]]]

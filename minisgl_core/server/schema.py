@@ -41,6 +41,14 @@ UNSUPPORTED: dict[str, str] = {
     "guided_choice": "constrained output is not available",
     "guided_grammar": "constrained output is not available",
     "use_beam_search": "there is no beam search; set `n` and a `temperature`",
+    "previous_response_id": "nothing is stored; send the whole conversation as `input`",
+    "conversation": "nothing is stored; send the whole conversation as `input`",
+    "store": "nothing is stored; send the whole conversation with each request",
+    "background": "wait for the answer, or set `stream`",
+    "include": "leave it out",
+    "max_tool_calls": "the caller runs the tools, and decides how often",
+    "prompt": "give its text as `instructions` and `input`",
+    "truncation": "leave out what is too long",
 }
 """Fields of this API that others serve: what to do here instead."""
 
@@ -58,7 +66,10 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
+    "background": (False,),
+    "include": ([],),
     "store": (False,),
+    "truncation": ("disabled",),
     "stream_reasoning": (True,),
     "use_beam_search": (False,),
 }

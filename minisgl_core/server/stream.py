@@ -49,7 +49,7 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 class EventStream(Response):
-    """Sends each object of ``events`` as an event, then ``[DONE]``.
+    """Sends each object of ``events`` as an event, named by its ``type`` if it has one; else ``[DONE]`` ends them.
 
     A client that goes away, or reads nothing for ``stalled_s`` seconds, cancels the work behind the
     events. The engine does not wait for a slow client: all that comes in the meantime is its next event.
@@ -62,6 +62,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events, self._stalled_s = events, stalled_s
         self._started = False
+        self._done = DONE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -81,6 +82,8 @@ class EventStream(Response):
             # A failure before the first event, such as a full queue, has a status of its own.
             first = await anext(events)
             self._started = True
+            if "type" in first:
+                self._done = b""  # the last of named events says itself that it is
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 await self._send(send, _event(first))
@@ -94,7 +97,7 @@ class EventStream(Response):
         await self._end(send)
 
     async def _end(self, send: Send, last: bytes = b"") -> None:
-        await self._send(send, last + DONE)
+        await self._send(send, last + self._done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
@@ -110,7 +113,9 @@ class _Stalled(Exception):
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
+    kind = data.get("type")
+    name = b"" if kind is None else f"event: {kind}\n".encode()
+    return name + b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
 
 
 async def merge(streams: list[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:

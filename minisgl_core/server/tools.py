@@ -9,7 +9,7 @@ from pydantic import Field
 
 from .body import Body
 
-__all__ = ["NamedTool", "Tool", "ToolRequest", "check_tools"]
+__all__ = ["FunctionName", "NamedTool", "Tool", "ToolRequest", "check_tools"]
 
 
 class Function(Body):
