@@ -14,12 +14,12 @@ from support.http_server import Served
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
 
 
-def test_the_program_prints_an_answer(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+def test_the_programs_print_answers(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    exec(program.replace("http://127.0.0.1:8000", served.url), names)
+    for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(program.replace("http://127.0.0.1:8000", served.url), names)
+        assert capsys.readouterr().out
     names["client"].close()
-    assert capsys.readouterr().out
 
 
 def test_every_route_is_listed() -> None:
