@@ -48,6 +48,10 @@ TOKENS: Final = tuple(float(1 << power) for power in range(18))
 """Upper bounds of lengths"""
 
 
+_PROBES: Final = ("/health", "/ready")
+"""Their status 503 is no error."""
+
+
 class Histogram:
     """Plain numbers, which the event loop alone changes: a stream observes each of its tokens."""
 
@@ -196,9 +200,9 @@ class Metrics:
     def to_json(self) -> dict[str, Any]:
         """The body of ``GET /stats``."""
         state = self._state
-        errors = Counter({status: 0 for _, status in self.http if status >= 400})
-        for (_, status), count in self.http.items():
-            if status in errors:
+        errors: Counter[int] = Counter()
+        for (path, status), count in self.http.items():
+            if status >= 400 and path not in _PROBES:
                 errors[status] += count
         return {
             "status": state.status,

@@ -80,6 +80,8 @@ def test_stats_of_a_known_load(async_llm: AsyncLLM) -> None:
             )
         assert fresh.rests()
         httpx.get(f"{fresh.url}/nothing")
+        fresh.state.draining = True
+        assert httpx.get(f"{fresh.url}/ready").status_code == 503  # an answer, not an error
         after = httpx.get(f"{fresh.url}/stats").json()
     assert after["tokens"] == {"prompt": 40, "generated": 8} and after["finished"]["length"] == 2
     assert after["http_errors"] == {"404": 1}
