@@ -305,8 +305,7 @@ def test_errors_of_the_server_are_shown(open_page: Callable[..., Page]) -> None:
     assert page.input_value("#message").startswith("word"), "the message may be changed and sent again"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_nothing_is_cut_off(open_page: Callable[..., Page], dark: bool, width: int, tmp_path: Path) -> None:
     page = open_page(dark=dark, width=width, height=844 if width == 390 else 800)
     ready(page)
