@@ -25,11 +25,16 @@ __all__ = ["AnswerGrammars", "ConstrainedRows", "RemoteGrammars"]
 class AnswerGrammars(Protocol):
     """Makes the state of each answer that has a grammar. Raises :class:`GrammarError`."""
 
+    @property
+    def seconds(self) -> float: ...
+
     def answer(self, params: SamplingParams) -> AnswerGrammar | None: ...
 
 
 class RemoteGrammars:
     """For ranks other than the first: they only know which rows have a grammar."""
+
+    seconds = 0.0
 
     def answer(self, params: SamplingParams) -> None:
         return None
@@ -48,6 +53,11 @@ class ConstrainedRows:
         """Rows that have one"""
         self._grammars = grammars
         self._rows = np.zeros(num_rows, dtype=bool)
+
+    @property
+    def seconds(self) -> float:
+        """Spent on grammars so far."""
+        return 0.0 if self._grammars is None else self._grammars.seconds
 
     def check(self, params: SamplingParams) -> None:
         """Raise :class:`AdmissionError` if no grammar can be served."""

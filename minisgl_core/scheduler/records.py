@@ -158,6 +158,8 @@ class SchedulerStats(NamedTuple):
     hit_tokens: int
     """Those of them that were found."""
     preemptions: int
+    grammar_s: float
+    """Seconds spent on grammars: compiling, advancing, filling masks."""
 
 
 # ---- the scheduler's own records -------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ class Scheduler:
             self._resources.query_tokens,
             self._resources.hit_tokens,
             self._preemptions,
+            self._constrained.seconds,
         )
 
     def check_integrity(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -278,6 +278,7 @@ class _Collector(Collector):
         yield self._counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.", queries)
         yield self._counter("prefix_cache_hits", "Tokens of prompts found in the prefix cache.", hits)
         yield self._counter("num_preemptions", "Requests preempted for want of pages.", {(): stats.preemptions})
+        yield self._counter("grammar_seconds", "Seconds spent on grammars.", {(): stats.grammar_s})
         yield self._info("cache_config", "The KV pool.", block_size=llm.plan.page_size, num_gpu_blocks=pages)
         served = {role.replace(".", "_"): label for role, label in llm.plan.summary().items()}
         facts = {"digest": llm.plan.digest(), "dtype": llm.plan.dtype, "device": llm.plan.device}
@@ -289,7 +290,7 @@ class _Collector(Collector):
         metric.add_metric(self._values, value)
         return metric
 
-    def _counter(self, name: str, what: str, counts: dict[Any, int], *labels: str) -> Metric:
+    def _counter(self, name: str, what: str, counts: Mapping[Any, float], *labels: str) -> Metric:
         metric = CounterMetricFamily(f"minisgl_{name}", what, labels=[*self._names, *labels])
         for values, count in counts.items():
             metric.add_metric([*self._values, *values], count)

@@ -43,6 +43,7 @@ def own(uid: int) -> dict[str, Any]:
 
 def test_no_pass_waits_for_the_mask_of_a_row(overlap: bool) -> None:
     engine, scheduler = make_scheduler(Evens(VOCAB, END))
+    assert scheduler.stats.grammar_s == 0.5, "what the grammars say"
     launch, behind = engine.launch, set()
 
     def noted(batch: Any, mode: Any) -> Any:

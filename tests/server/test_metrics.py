@@ -91,6 +91,7 @@ def test_a_known_load_is_counted(fresh: Served) -> None:
         # each choice of the first prompt, and the second prompt
         "prefix_cache_queries_total": 3 + 3 + 2,
         "num_preemptions_total": 0,
+        "grammar_seconds_total": 0,
     }
     assert {name: moved[name] for name in expected} == expected
     assert after["num_requests_running"] == after["num_requests_waiting"] == after["kv_cache_usage_perc"] == 0

@@ -57,6 +57,8 @@ class Remainder:
 class Evens:
     """Implements ``AnswerGrammars``; ``matchers`` are those made so far."""
 
+    seconds = 0.5
+
     def __init__(self, vocab_size: int, end: int, length: int | None = None, fails_at: int | None = None) -> None:
         self.matchers: list[Remainder] = []
         self._args: Any = (vocab_size, [end], length, fails_at)
