@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+
+from minisgl_core.errors import UsageError
 
 if TYPE_CHECKING:
     from minisgl_core.core import SamplingParams
@@ -38,10 +42,40 @@ def sampling_options(function: F) -> F:
         click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable."),
         click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this id; repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Do not end at the model's end tokens."),
+        click.option(
+            "--grammar",
+            metavar="KIND=TEXT",
+            callback=_grammar,
+            help="Form of the answer, such as regex=[0-9]+, json_object, or json_schema=@FILE.",
+        ),
     ]
     for option in reversed(add):
         function = option(function)
     return function
+
+
+def _grammar(_context: click.Context, _option: click.Parameter, given: str | None) -> dict[str, Any] | None:
+    """``KIND=TEXT`` as SamplingParams takes it; a choice is a JSON list, a structural tag a JSON object."""
+    if given is None:
+        return None
+    kind, _, text = given.partition("=")
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"the file of --grammar cannot be read: {error}", field="--grammar", value=given, remedy="name a file"
+            ) from error
+    if kind == "json_object":
+        return {kind: not text}
+    if kind in ("choice", "structural_tag"):
+        try:
+            return {kind: json.loads(text)}
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"the {kind} of --grammar is no JSON: {error}", field="--grammar", value=given, remedy="give JSON"
+            ) from error
+    return {kind: text}
 
 
 def sampling_names() -> tuple[str, ...]:

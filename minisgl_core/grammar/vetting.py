@@ -6,6 +6,7 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -135,21 +136,17 @@ def start_vetting(request: Mapping[str, Any]) -> None:
 def try_grammar(request: Mapping[str, Any]) -> dict[str, Any]:
     """Compile a grammar and fill its first mask, on a small stack: ``refused``, a text or None; ``grown``, bytes."""
     grammar, before = Grammar(request["kind"], request["text"]), _memory_in_use()
-    found: list[dict[str, Any]] = []
-    _on_small_stack(lambda: found.append(_compile(_child["backend"], grammar, _child["vocab_size"])))
-    if not found:
-        raise GrammarError("the library failed")
-    return {**found[0], "grown": _memory_in_use() - before}
+    result = _on_small_stack(lambda: _compile(_child["backend"], grammar, _child["vocab_size"]))
+    return {**result, "grown": _memory_in_use() - before}
 
 
-def _on_small_stack(call: Callable[[], None]) -> None:
+def _on_small_stack(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     usual = threading.stack_size(_STACK)
     try:
-        thread = threading.Thread(target=call)
-        thread.start()
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(call).result()
     finally:
         threading.stack_size(usual)
-    thread.join()
 
 
 def _compile(backend: GrammarBackend, grammar: Grammar, vocab_size: int = 0) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _USE: Final[Mapping[Role, tuple[str, ...]]] = {
     "moe": ("moe",),
     "ops": ("ops.rms_norm", "ops.act_and_mul"),
     "parser": ("parser.tools",),
+    "grammar": ("grammar",),
 }
 """The key of ``--backend`` for a scaffold of each role."""
 _SPARSE: Final[tuple[Role, ...]] = ("moe",)
@@ -44,6 +45,7 @@ _SUITE: Final[Mapping[Role, str]] = {
     "moe": "MoESuite",
     "ops": "OpsSuite",
     "parser": "ParserSuite",
+    "grammar": "GrammarSuite",
 }
 _NOTE: Final = "Without `--model PATH` the last two use the demo model, which is downloaded once."
 _SPARSE_NOTE: Final = (

@@ -46,7 +46,7 @@ async def answer_completion(request: Request, body: CompletionBody, state: Serve
         raise APIError(400, "`echo` is given with `stream`; leave one of them out", param="echo")
     prompts = body.prompts
     size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-    prepared = await _run(lambda: llm.prepare(prompts, body.params(), priority=body.priority or 0), size)
+    prepared = await _run(lambda: llm.prepare(prompts, body.params(), priority=body.priority or 0), body, size)
     generation = _Generation(request, state, metrics, CompletionShape(), prepared, body)
     if body.stream:
         return generation.stream(llm)
@@ -92,6 +92,7 @@ async def _prepare_chat(
     size = sum(len(text) for message in body.messages if isinstance(text := message.get("content"), str))
     prepared = await _run(
         lambda: llm.prepare_chat(body.messages, body.params(), priority=body.priority or 0, **body.template_options()),
+        body,
         size,
     )
     if not tools and parsers.reasoning is None:
@@ -101,8 +102,13 @@ async def _prepare_chat(
     return llm, prepared, lambda: parsers.open(seen)
 
 
-async def _run(prepare: Callable[[], list[PreparedPrompt]], size: int) -> list[PreparedPrompt]:
-    return prepare() if size <= LONG_TEXT else await asyncio.to_thread(prepare)
+async def _run(
+    prepare: Callable[[], list[PreparedPrompt]], body: CompletionBody | ChatBody, size: int
+) -> list[PreparedPrompt]:
+    """On another thread where it may take long: encoding a long text, compiling a grammar."""
+    if size <= LONG_TEXT and body.grammar is None:
+        return prepare()
+    return await asyncio.to_thread(prepare)
 
 
 class _Generation:

@@ -1,7 +1,8 @@
 """The bodies of requests. A field that the server does not know is refused by name; null means the default.
 
 Sources: OpenAI's API reference (completions, chat completions); ``top_k``, ``min_p``, ``repetition_penalty``,
-``ignore_eos``, ``min_tokens``, ``stop_token_ids`` and ``chat_template_kwargs`` are named as in vLLM.
+``ignore_eos``, ``min_tokens``, ``structured_outputs``, ``stop_token_ids``, ``chat_template_kwargs`` are named as in
+vLLM.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 from minisgl_core.core import SamplingParams
 
 from .body import Body
+from .response_format import ResponseFormat, StructuredOutputs, grammar_of
 from .tools import NamedTool, Tool, check_tools
 
 __all__ = [
@@ -36,10 +38,10 @@ UNSUPPORTED: dict[str, str] = {
     "prediction": "leave it out",
     "reasoning_effort": "give the variable that the model's template has in `chat_template_kwargs`",
     "web_search_options": "leave it out",
-    "guided_json": "constrained output is not available",
-    "guided_regex": "constrained output is not available",
-    "guided_choice": "constrained output is not available",
-    "guided_grammar": "constrained output is not available",
+    "guided_json": "give it as `structured_outputs.json`",
+    "guided_regex": "give it as `structured_outputs.regex`",
+    "guided_choice": "give it as `structured_outputs.choice`",
+    "guided_grammar": "give it as `structured_outputs.grammar`",
     "use_beam_search": "there is no beam search; set `n` and a `temperature`",
     "previous_response_id": "nothing is stored; send the whole conversation as `input`",
     "conversation": "nothing is stored; send the whole conversation as `input`",
@@ -101,12 +103,6 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class ResponseFormat(Body):
-    """``response_format``: text alone"""
-
-    type: Literal["text"]
-
-
 class GenerationBody(Body):
     """What completions and chat completions have in common."""
 
@@ -129,6 +125,8 @@ class GenerationBody(Body):
     min_tokens: int | None = None
     max_tokens: int | None = None
     priority: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     """Written to the access log; the answer does not depend on it."""
 
@@ -155,10 +153,21 @@ class GenerationBody(Body):
         """Whether every chunk of a stream has the usage so far."""
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        grammar_of(self.response_format, self.structured_outputs)
+        return self
+
+    @property
+    def grammar(self) -> dict[str, Any] | None:
+        """The form of the answer, as SamplingParams takes it."""
+        return grammar_of(self.response_format, self.structured_outputs)
+
     def sampling(self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         """How to sample. Raises :class:`~minisgl_core.errors.AdmissionError` for a value out of range."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
         own: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        own["grammar"] = self.grammar
         temperature = 1.0 if self.temperature is None else self.temperature
         return SamplingParams(**given, **own, temperature=temperature, logit_bias=_biases(self.logit_bias))
 
@@ -206,7 +215,6 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

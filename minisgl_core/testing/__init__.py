@@ -11,6 +11,7 @@ from .comm import CommCheck
 from .compare import TOLERANCE, Mismatch
 from .contract import ContractCheck
 from .device_fixture import DeviceFixture
+from .grammar import GrammarCheck
 from .graph import GraphCheck
 from .kv import KVCheck
 from .lifetime import LifetimeCheck
@@ -25,6 +26,7 @@ from .stub_engine import NullEngine, StubEngine, expected_tokens
 from .suite import (
     AttentionSuite,
     CommSuite,
+    GrammarSuite,
     GraphSuite,
     KVSuite,
     LinearSuite,
@@ -47,6 +49,8 @@ __all__ = [
     "ContractCheck",
     "DeviceFixture",
     "FusedLinearCheck",
+    "GrammarCheck",
+    "GrammarSuite",
     "GraphCheck",
     "GraphSuite",
     "KVCheck",

@@ -17,6 +17,7 @@ from .comm import comm_checks
 from .compare import Mismatch
 from .contract import contract_checks
 from .device_fixture import DeviceFixture
+from .grammar import grammar_checks
 from .graph import graph_checks
 from .kv import kv_checks
 from .leftovers import nothing_running
@@ -34,6 +35,7 @@ __all__ = [
     "SUITES",
     "AttentionSuite",
     "CommSuite",
+    "GrammarSuite",
     "GraphSuite",
     "KVSuite",
     "LinearSuite",
@@ -179,6 +181,12 @@ class ParserSuite(Suite):
     role = "parser"
 
 
+class GrammarSuite(Suite):
+    """Libraries that keep answers to a grammar."""
+
+    role = "grammar"
+
+
 SUITES: Final[Mapping[Role, Generator]] = {
     "attention": attention_checks,
     "graph": graph_checks,
@@ -188,6 +196,7 @@ SUITES: Final[Mapping[Role, Generator]] = {
     "linear": linear_checks,
     "comm": comm_checks,
     "parser": parser_checks,
+    "grammar": grammar_checks,
 }
 """What generates the checks of each role."""
 

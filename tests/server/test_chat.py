@@ -70,7 +70,7 @@ def test_template_options_reach_the_template(client: OpenAI, alone: LLM) -> None
     ("given", "says"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "no parser of tool calls"),
-        ({"response_format": {"type": "json_object"}}, "`response_format`"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"top_logprobs": 2}, "`top_logprobs` is given without `logprobs`"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "differ"),
         ({"stream_options": {"include_usage": True}}, "`stream_options` is given without `stream`"),

@@ -29,6 +29,8 @@ FULL = Caps(
 PLANNED = replace(FULL, host_plan=True)
 PRODUCTS = replace(FULL, ops=())
 FUSED = replace(FULL, ops=FUSABLE_OPS)
+CHOICES = Caps(grammars=("choice",))
+REGEXES = Caps(grammars=("regex",))
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Mutant:
 
     @property
     def spec(self) -> BackendSpec:
-        module = self.module or f"mutants_{self.role if self.role in ('attention', 'moe') else 'other'}"
+        module = self.module or f"mutants_{self.role if self.role in ('attention', 'moe', 'grammar') else 'other'}"
         return BackendSpec(role=self.role, name=self.name, factory=f"{module}:{self.name}", caps=(self.caps,))
 
 
@@ -207,6 +209,19 @@ MUTANTS = [
     Mutant("graph", "ReplaysPrefill", "padding", "prefill"),
     Mutant("graph", "OneSetOfGraphsForAllRunners", "in_turn", "step 0"),
     Mutant("comm", "GathersInTheWrongOrder", "ranks=2", "all_gather"),
+    Mutant("grammar", "ForgetsTokensOfSeveralBytes", "mask,v=300", "is not allowed, brute force", CHOICES),
+    Mutant("grammar", "AllowsWhatOnlyBeginsRight", "mask,v=320", "is allowed, brute force", CHOICES),
+    Mutant("grammar", "MayAlwaysEnd", "mask,v=300", "the end is allowed", CHOICES),
+    Mutant("grammar", "NeverEnds", "samples", "accepted False", CHOICES),
+    Mutant("grammar", "AddsToWhatIsThere", "mask,v=320", "is allowed, brute force", CHOICES),
+    Mutant("grammar", "SetsTheBitsBeyond", "mask,v=300", "beyond the vocabulary", CHOICES),
+    Mutant("grammar", "WritesOneWordMore", "mask,v=300", "memory around the mask", CHOICES),
+    Mutant("grammar", "CountsBitsFromTheLeft", "mask,v=320", "brute force", CHOICES),
+    Mutant("grammar", "OneStateForAllMatchers", "many", "brute force", CHOICES),
+    Mutant("grammar", "AcceptsForbiddenTokens", "refused", "is forbidden but accepted", CHOICES),
+    Mutant("grammar", "CompilesAnything", "regex/wrong", "is no regex, and is compiled", REGEXES),
+    Mutant("grammar", "RaisesWhatItMeets", "regex/wrong", "JSONDecodeError", REGEXES),
+    Mutant("grammar", "CompilesOneAtATime", "threads", "brute force", CHOICES),
 ]
 
 

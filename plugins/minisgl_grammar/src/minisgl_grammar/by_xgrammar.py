@@ -56,7 +56,7 @@ class XGrammarGrammars:
 
     def compile(self, grammar: Grammar) -> _Compiled:
         try:
-            return _Compiled(self._compiled(grammar), self._setup.vocab_size)
+            return _Compiled(self._compiled(grammar), self._setup)
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(_PLACE.sub("", str(error)).strip()[:300]) from error
         except RecursionError:
@@ -100,17 +100,18 @@ class XGrammarGrammars:
 
 
 class _Compiled:
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
-        self._compiled, self._vocab_size = compiled, vocab_size
+    def __init__(self, compiled: xgrammar.CompiledGrammar, setup: GrammarSetup) -> None:
+        self._compiled, self._setup = compiled, setup
 
     def matcher(self) -> _Matcher:
-        return _Matcher(xgrammar.GrammarMatcher(self._compiled), self._vocab_size)
+        return _Matcher(xgrammar.GrammarMatcher(self._compiled), self._setup)
 
 
 class _Matcher:
-    def __init__(self, state: xgrammar.GrammarMatcher, vocab_size: int) -> None:
-        self._state = state
-        self._beyond = np.int32(-1 << vocab_size % 32) if vocab_size % 32 else np.int32(0)
+    def __init__(self, state: xgrammar.GrammarMatcher, setup: GrammarSetup) -> None:
+        self._state, self._tokens = state, setup.tokens
+        odd = setup.vocab_size % 32
+        self._beyond = np.int32(-1 << odd) if odd else np.int32(0)
         """The bits of the last word that mean no token; the library leaves them as they are or sets them"""
 
     def fill_mask(self, row: np.ndarray) -> bool:
@@ -119,7 +120,8 @@ class _Matcher:
         return bool(restricts)
 
     def accept(self, token: int) -> bool:
-        return bool(self._state.accept_token(token))
+        # the library writes a line to standard error for a token without text
+        return bool(self._tokens[token]) and bool(self._state.accept_token(token))
 
 
 def _check_schema(schema: Any) -> None:
