@@ -63,6 +63,7 @@ _SAMPLING: Final = {
     "logit_bias": "added to the logits of these ids",
     "logprobs": "log-probabilities of the answer's tokens",
     "prompt_logprobs": "log-probabilities of the prompt's tokens",
+    "grammar": "the form of the answer ([the forms](../structured-output.md))",
 }
 
 

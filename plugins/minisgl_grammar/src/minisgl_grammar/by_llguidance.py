@@ -147,5 +147,6 @@ def _lark_of(rules: str) -> str:
 
 def _first_lines(text: str) -> str:
     """The library's message without the listing of the grammar that follows it."""
-    lines = [line.strip() for line in text.partition("<state>")[0].splitlines()[:5]]
+    shown = text.partition("<state>")[0].partition("\n   1 | ")[0]
+    lines = [line.strip() for line in shown.splitlines()[:5]]
     return " ".join(filter(None, lines))[:300] or "it cannot be compiled"
