@@ -356,6 +356,13 @@ class AsyncLLM(BaseLLM):
         """The prompt of one conversation, like :meth:`prepare`; ``options`` as for :meth:`chat`."""
         return self._check_grammars(self._prepare(self._encode_chats([messages], options), params, priority))
 
+    def constrain(self, prompts: Sequence[PreparedPrompt], grammar: Grammar) -> list[PreparedPrompt]:
+        """The same prompts, whose answers follow a grammar. It may block for seconds, and works on any thread. Raises
+        :class:`AdmissionError` for a grammar that does not compile.
+        """
+        own = [prompt._replace(params=replace(prompt.params, grammar=grammar)) for prompt in prompts]
+        return self._check_grammars(own)
+
     def open(self, prompt: PreparedPrompt) -> AsyncStream:
         """Stream the answer to a prepared prompt, on the running event loop."""
         return AsyncStream(self._engine, [prompt])

@@ -98,6 +98,11 @@ async def _prepare_chat(
     if not tools and parsers.reasoning is None:
         return llm, prepared, None
     seen = parsers.request(prepared[0].input_ids, tools)
+    grammar = parsers.grammar(body, seen, body.parallel_tool_calls is not False)
+    if grammar is not None:
+        if prepared[0].params.grammar is not None:
+            raise APIError(400, "a demanded call and a form of the answer exclude each other", param="tool_choice")
+        prepared = await asyncio.to_thread(llm.constrain, prepared, grammar)
     prepared = [one._replace(shown=parsers.shown(bool(tools))) for one in prepared]
     return llm, prepared, lambda: parsers.open(seen)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl_core.plugin_api import Content, ParseRequest, ParserSetup, ToolFacts
+from minisgl_core.plugin_api import Content, Grammar, GrammarError, ParseRequest, ParserSetup, Reasoning, ToolFacts
 from minisgl_core.registry import build
 
 from .errors import APIError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from minisgl_core.llm import AsyncLLM
-    from minisgl_core.plugin_api import Parser, ParserEvent, ParserPart, TextParser
+    from minisgl_core.plugin_api import CallForm, Parser, ParserEvent, ParserPart, TextParser
 
     from .tools import ToolRequest
 
@@ -62,6 +62,53 @@ class Parsers:
         end = [] if self._tokenizer is None else [self._tokenizer.token_text(int(i)) for i in prompt[-_PROMPT_END:]]
         return ParseRequest("".join(end), tools)
 
+    def grammar(self, body: ToolRequest, request: ParseRequest, parallel: bool) -> Grammar | None:
+        """What keeps an answer to the calls that the request demands; None if it demands none.
+
+        Raises :class:`APIError` for a parser whose calls are no JSON, and for reasoning that a demanded call would
+        have to interrupt.
+        """
+        choice, strict = body.tool_choice, {tool.function.name for tool in body.offered if tool.function.strict}
+        demanded = choice == "required" or isinstance(choice, NamedTool)
+        if not request.tools or not (demanded or strict):
+            return None
+        assert self.tools is not None
+        if demanded and self._reasons(request):
+            message = "a call cannot be demanded of a model that is reasoning; turn that off in `chat_template_kwargs`"
+            raise APIError(400, message, param="tool_choice", code="unsupported")
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        structures: list[dict[str, Any]] = []
+        for tool in request.tools:
+            if named in (None, tool.name):
+                form = self._form(tool, "tool_choice" if demanded else "tools")
+                bound = tool.parameters if demanded or tool.name in strict else {}
+                structures.append({"begin": form.begin, "schema": {"type": "object", **bound}, "end": form.end})
+        flags = {"at_least_one": demanded, "stop_after_first": demanded and (named is not None or not parallel)}
+        try:
+            return Grammar.structural_tag(structures, [self._trigger(structures[0]["begin"])], **flags)
+        except GrammarError as error:
+            raise APIError(400, f"the parameters of a tool cannot be used: {error}", param="tools") from error
+
+    def _reasons(self, request: ParseRequest) -> bool:
+        """Whether the prompt has opened the reasoning."""
+        if self.reasoning is None:
+            return False
+        return any(isinstance(event, Reasoning) for event in self.reasoning.open(request).push("x y"))
+
+    def _form(self, tool: ToolFacts, field: str) -> CallForm:
+        assert self.tools is not None
+        form = self.tools.call_form(tool)
+        if form is None:
+            message = f"`{field}` cannot demand calls of this model: their form is no JSON, which grammars are about"
+            raise APIError(400, message, param=field, code="unsupported")
+        return form
+
+    def _trigger(self, begin: str) -> str:
+        """The marker that a call begins with; without one, what comes before the name."""
+        assert self.tools is not None
+        marker = next((text for text in self.tools.special_tokens() if begin.startswith(text)), None)
+        return marker or self._form(ToolFacts("\0"), "tools").begin.partition("\\u0000")[0]
+
     def open(self, request: ParseRequest) -> AnswerParser:
         """The state before the first text of an answer; calls are looked for if the request has tools."""
         used = [self.reasoning, self.tools if request.tools else None]
@@ -99,11 +146,5 @@ def facts_of(body: ToolRequest, parser: Parser | None) -> list[ToolFacts]:
     tools = [ToolFacts(tool.function.name, tool.function.parameters or {}) for tool in body.offered]
     if tools and parser is None:
         message = "no parser of tool calls is chosen for this model; name one with --backend parser.tools=NAME"
-        raise APIError(400, message, param="tools", code="unsupported")
-    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-        message = '`tool_choice` can only be "auto" or "none" here: constrained output is not available'
-        raise APIError(400, message, param="tool_choice", code="unsupported")
-    if any(tool.function.strict for tool in body.offered):
-        message = "`strict` of a function is not supported: constrained output is not available; leave it out"
         raise APIError(400, message, param="tools", code="unsupported")
     return tools
