@@ -49,6 +49,7 @@ _HEADERS: Final = {
 
 def add_view(app: FastAPI, state: ServerState, metrics: Metrics) -> None:
     """Add the data, and the page unless it is switched off."""
+    found: dict[str, Any] = {}
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
@@ -58,7 +59,10 @@ def add_view(app: FastAPI, state: ServerState, metrics: Metrics) -> None:
     @app.get("/plan")
     async def plan() -> dict[str, Any]:
         """Which backend serves each role, and why: every candidate with the reasons against it."""
-        return await asyncio.to_thread(_plan_json, state.need_model())
+        llm = state.need_model()
+        if not found:
+            found.update(await asyncio.to_thread(_plan_json, llm))
+        return found
 
     if state.options.page:
         answers: dict[str, Response] = {"/docs": RedirectResponse("./#api", headers=_HEADERS)}
@@ -81,9 +85,14 @@ def _plan_json(llm: AsyncLLM) -> dict[str, Any]:
     device = DeviceFacts(kind, sm=int(capability) if capability else None)
     query = plan_query(config, read_model_config(config.model_path), device)
     reasons = explain(query, discover(allow=query.allow, deny=query.deny))
+    remarks = list(reasons.remarks)
+    if reasons.plan is None or reasons.plan.summary() != plan.summary():
+        remarks.append(
+            "These reasons leave out what decided here: measurements of `minisgl calibrate`, or a given plan."
+        )
     return {
         "plan": plan.to_json(),
         "digest": plan.digest(),
         "entries": [entry.to_json() for entry in reasons.entries],
-        "remarks": list(reasons.remarks),
+        "remarks": remarks,
     }

@@ -230,6 +230,29 @@ def test_an_answer_cannot_add_markup(open_page: Callable[..., Page]) -> None:
     assert page.inner_text(".turn.user .text") == HOSTILE
 
 
+def test_reasoning_is_apart_and_not_sent_back(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    ready(page)
+    deltas = [{"role": "assistant"}, {"reasoning_content": "hm, "}, {"reasoning_content": "well"}, {"content": "yes"}]
+    body = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas) + "data: [DONE]\n\n"
+    sent: list[Any] = []
+
+    def answered(route: Any) -> None:
+        sent.append(route.request.post_data_json["messages"])
+        route.fulfill(content_type="text/event-stream", body=body)
+
+    page.route("**/v1/chat/completions", answered)
+    send(page, "one")
+    answer(page)
+    until(page, "document.querySelector('.turn .thought:not([open])')")
+    page.click(".turn .thought summary")
+    assert page.inner_text(".turn .thought p") == "hm, well" and page.inner_text(".turn.assistant .text") == "yes"
+    send(page, "two")
+    until(page, "document.querySelectorAll('.turn').length === 4")
+    answer(page)
+    assert sent[1][1] == {"role": "assistant", "content": "yes"}
+
+
 def test_markdown(open_page: Callable[..., Page]) -> None:
     page = open_page()
     source = "# Head\n\none *two* **three** `four`\nfive\n\n- a\n- b\n\n3. c\n4. d\n\n> e\n\n"

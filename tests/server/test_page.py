@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from minisgl_core import server
 from minisgl_core.llm import AsyncLLM
+from minisgl_core.server.view import _plan_json
 from support.http_server import Served, serving
 
 FILES = sorted(Path(server.__file__).with_name("page").iterdir())
@@ -104,3 +108,14 @@ def test_the_plan_has_the_reasons_of_explain(served: Served) -> None:
         assert bucket.choice.label in {one["backend"] for one in candidates if one["status"] == "chosen"}
     (torch,) = [one for one in entries["attention.decode"] if one["backend"] == "torch@minisgl-cpu-sim"]
     assert torch["status"] == "fits" and "tier" in torch["preferred"]
+    assert answer["remarks"] == []
+
+
+def test_a_plan_that_follows_measurements_says_so(served: Served) -> None:
+    first, *others = served.llm.plan.buckets
+    other = replace(first, choice=replace(first.choice, name="torch"))
+    measured = SimpleNamespace(
+        plan=replace(served.llm.plan, buckets=(other, *others)), engine_config=served.llm.engine_config
+    )
+    (remark,) = _plan_json(cast("Any", measured))["remarks"]
+    assert "minisgl calibrate" in remark
