@@ -95,6 +95,18 @@ def test_a_response_demands_calls_too(asked: Callable[..., Any]) -> None:
     assert call.type == "function_call" and json.loads(call.arguments)["color"] in ("red", "green")
 
 
+def test_the_text_of_a_response_has_its_format(asked: Callable[..., Any]) -> None:
+    client: OpenAI = asked.client  # type: ignore[attr-defined]
+    form: Any = {"type": "json_schema", "name": "paint", "schema": COLORS["function"]["parameters"], "strict": True}
+    answer = client.responses.create(model="tiny", input="hi", text={"format": form}, temperature=0)
+    assert json.loads(answer.output_text)["color"] in ("red", "green") and answer.status == "completed"
+
+
+def test_a_call_and_a_format_exclude_each_other(asked: Callable[..., Any]) -> None:
+    with pytest.raises(BadRequestError, match="exclude each other"):
+        asked(tool_choice="required", response_format={"type": "json_object"})
+
+
 def test_strict_tools_leave_the_text_free(asked: Callable[..., Any]) -> None:
     strict = {"type": "function", "function": {**COLORS["function"], "strict": True}}
     free = asked(tool_choice="none", temperature=0, max_tokens=8, tools=[strict]).choices[0]
