@@ -37,7 +37,7 @@ class Grammars:
         self._backend: GrammarBackend | None = None
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="minisgl-grammar")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="minisgl-compiler")
         self._compile_s = 0.0
         self._answers_s = [0.0]
         """Added to by each answer"""
