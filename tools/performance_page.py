@@ -38,7 +38,7 @@ def parts() -> dict[str, str]:
     """The generated parts by name, each of whole lines."""
     return {
         "headline": _headline(), "peers": _peers(), "host": _host(), "host floor": _host_floor(), "wait": _wait(),
-        "face": _face(),
+        "face": _face(), "serving": _serving(),
         "ablation": _ablation(), "experts": _experts(), "decode attention": _decode_attention(),
         "sampling": _sampling(), "products": _products(), "fused": _fused(), "cpu": _cpu(), "choosing": _choosing(),
         "sources": _sources(),
@@ -178,6 +178,41 @@ def _face() -> str:
         for way, kinds in result("async_face.json")["figures"].items()
     ]
     return table(("way", "between steps", "added", "CPU time", "added"), rows)
+
+
+def _serving() -> str:
+    found: Row = result("serving.json")["parts"]
+    streams, rate, memory = found["streams"], found["throughput"], found["memory"]
+    alone = "as streams of AsyncLLM"
+    rows = [
+        (f"{streams['clients']:,} streams at once, errors", f"{streams['errors']:.0f}", ""),
+        ("their p99 to the first token, ms", f"{streams['http_ttft_p99_ms']:,.0f}", _alone(streams, "ttft", alone)),
+        ("their p99 to the last token, ms", f"{streams['http_e2e_p99_ms']:,.0f}", _alone(streams, "e2e", alone)),
+        (
+            f"{rate['clients']} requests at once, tokens per second",
+            f"{rate['http_tok_s']:,.0f}",
+            f"{rate['generate_tok_s']:,.0f} with LLM.generate, ratio {rate['ratio']:.2f}",
+        ),
+        (
+            f"memory after {memory['requests']:,} requests of one token, MiB",
+            f"{memory['mib'][-2]:,.0f}",
+            f"{memory['growth_mib']:+.1f} since a tenth of them",
+        ),
+        (f"after {memory['aborts']:,} more that were left", f"{memory['growth_by_aborts_mib']:+.1f}", ""),
+        ("grammar in one row of 16, speed of its steps", *_grammar(found["grammar"])),
+        ("our own client, us of CPU time per event", f"{found['client']['cpu_us_per_event']:.1f}", ""),
+    ]
+    return table(("what", "over HTTP", "compared with"), rows)
+
+
+def _alone(streams: Row, name: str, way: str) -> str:
+    return f"{streams[f'alone_{name}_p99_ms']:,.0f} {way}, {streams[f'added_{name}_p99_ms']:+,.0f} over HTTP"
+
+
+def _grammar(found: Row) -> tuple[str, str]:
+    if "skipped" in found:
+        return "-", f"not measured: {found['skipped']}"
+    return f"{found['ratio']:.2f}", f"{found['steps_s']:,.0f} steps per second without"
 
 
 def _ablation() -> str:

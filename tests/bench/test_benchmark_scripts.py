@@ -53,6 +53,9 @@ WRONG = {
     ("host_step", "--model", "nowhere"): NO_GPU,
     ("prefill_pauses", "--calls", "0"): "argument --calls: '0' is no whole number above 0",
     ("resolve", "--plugins", "0"): "argument --plugins: '0' is no whole number above 0",
+    ("serving", "--parts", "all"): "argument --parts: invalid choice: 'all'",
+    ("serving", "--geometry", "tyni"): "unknown geometry 'tyni'; known are qwen3-0.6b, ",
+    ("serving", "--json", "file/serving.json"): "cannot be written",
     **{(name, "--no-such-option"): "error: unrecognized arguments: --no-such-option" for name in SCRIPTS},
     **{(name,): NO_GPU for name in NEED_A_GPU},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -116,6 +117,15 @@ class _Child:
         self._reader.join(1)
 
 
+def _wait_ready(url: str) -> None:
+    """Wait until requests are accepted, or have been refused for too long: the first of them will say why."""
+    end = time.monotonic() + ANSWER_S
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=ANSWER_S):
+            return
+        time.sleep(0.05)
+
+
 @contextmanager
 def started_server(arguments: Sequence[str]) -> Iterator[tuple[str, float]]:
     """Start ``minisgl serve`` with these arguments, and stop it afterwards. Yields its address and the seconds that the
@@ -130,6 +140,7 @@ def started_server(arguments: Sequence[str]) -> Iterator[tuple[str, float]]:
             said = next((line.removeprefix("error: ") for line in reversed(child.lines) if line), "no message")
             kind = UsageError if child.process.returncode == UsageError.exit_code else EngineError
             raise kind(f"the server did not start: {said}", field="serve", value=os.fspath(sys.executable))
+        _wait_ready(child.url)
         yield child.url, time.perf_counter() - begin
     finally:
         child.stop()

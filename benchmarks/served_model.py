@@ -1,0 +1,112 @@
+"""What ``serving.py`` measures with: a tiny model with a tokenizer, a server without any, and memory of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from minisgl_core.bench.model_folder import write_geometry
+from minisgl_core.modelconfig.geometries import geometry
+
+__all__ = ["canned_server", "memory_mib", "write_tiny_model"]
+
+EVENT = (
+    b'data: {"object": "text_completion", "id": "cmpl-0123456789abcdef0123456789abcdef", "created": 1700000000, '
+    b'"model": "canned", "choices": [{"index": 0, "text": " token", "finish_reason": null, "stop_reason": null, '
+    b'"logprobs": null}], "usage": null}\n\n'
+)
+
+
+def write_tiny_model(folder: Path) -> Path:
+    """The geometry ``tiny`` without weights, and a tokenizer of bytes and pairs of letters."""
+    model = geometry("tiny")
+    write_geometry(model, folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    small = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    merges = [(a, b) for a in small for b in small][: model.vocab_size - len(letters)]
+    tokens = letters + [a + b for a, b in merges]
+    tokenizer = Tokenizer(models.BPE(vocab={text: number for number, text in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def memory_mib() -> float:
+    """Of all processes that descend from this one, pages that they share divided among them."""
+    return sum(map(_proportional_mib, _descendants(os.getpid())))
+
+
+def _descendants(parent: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue  # it has ended
+    found, pending = [], [parent]
+    while pending:
+        children = [process for process, owner in parents.items() if owner == pending[0]]
+        found += children
+        pending = pending[1:] + children
+    return found
+
+
+def _proportional_mib(process: int) -> float:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+@contextmanager
+def canned_server() -> Iterator[str]:
+    """A process that answers each request with as many equal events as it wants tokens. Yields its address."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve_canned, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ours.recv()}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _serve_canned(connection: Connection) -> None:
+    async def serve() -> None:
+        server = await asyncio.start_server(_answer, "127.0.0.1", 0, backlog=1024)
+        connection.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    import json
+
+    while not reader.at_eof():
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        except asyncio.IncompleteReadError:
+            break
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+        count = json.loads(await reader.readexactly(length))["max_tokens"]
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(count):
+            writer.write(b"%x\r\n%s\r\n" % (len(EVENT), EVENT))
+            await writer.drain()
+            await asyncio.sleep(0)  # the events of all connections take turns, as those of a batch do
+        used = json.dumps({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": count}}).encode()
+        end = b"data: %s\n\ndata: [DONE]\n\n" % used
+        writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(end), end))
+        await writer.drain()
+    writer.close()
