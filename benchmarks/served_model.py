@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.modelconfig.geometries import geometry
 
-__all__ = ["canned_server", "memory_mib", "write_tiny_model"]
+__all__ = ["canned_server", "cpu_seconds", "memory_mib", "write_tiny_model"]
 
 EVENT = (
     b'data: {"object": "text_completion", "id": "cmpl-0123456789abcdef0123456789abcdef", "created": 1700000000, '
@@ -42,6 +42,19 @@ def write_tiny_model(folder: Path) -> Path:
 def memory_mib() -> float:
     """Of all processes that descend from this one, pages that they share divided among them."""
     return sum(map(_proportional_mib, _descendants(os.getpid())))
+
+
+def cpu_seconds() -> list[float]:
+    """Processor time of each process that descends from this one, parents before their children."""
+    return list(map(_cpu_seconds, _descendants(os.getpid())))
+
+
+def _cpu_seconds(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _descendants(parent: int) -> list[int]:
