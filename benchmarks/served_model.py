@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -25,16 +26,17 @@ EVENT = (
 
 
 def write_tiny_model(folder: Path) -> Path:
-    """The geometry ``tiny`` without weights, and a tokenizer of bytes and pairs of letters."""
-    model = geometry("tiny")
+    """The geometry ``tiny`` without weights, and a tokenizer of bytes, pairs of letters and an end."""
+    model = replace(geometry("tiny"), eos_token_ids=(geometry("tiny").vocab_size - 1,))
     write_geometry(model, folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     small = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    merges = [(a, b) for a in small for b in small][: model.vocab_size - len(letters)]
+    merges = [(a, b) for a in small for b in small][: model.vocab_size - len(letters) - 1]
     tokens = letters + [a + b for a, b in merges]
     tokenizer = Tokenizer(models.BPE(vocab={text: number for number, text in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

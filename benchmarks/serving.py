@@ -44,7 +44,7 @@ from minisgl_core.bench.online.measure import Target, measure_point, send_all
 from minisgl_core.bench.online.server import read_facts, started_server
 from minisgl_core.bench.session import model_folder
 from minisgl_core.core import SamplingParams
-from minisgl_core.errors import AdmissionError, MinisglError
+from minisgl_core.errors import MinisglError
 from minisgl_core.modelconfig.geometries import geometry
 
 ALL_AT_ONCE = Point(math.inf)
@@ -208,6 +208,8 @@ def grammar(options: Any, folder: Path) -> dict[str, Any]:
             begin = time.perf_counter()
             answers = llm.generate(prompts, [first, *[plain] * 15], progress=False)
             found = time.perf_counter() - begin
+            if failed := [answer.error for answer in answers if answer.error is not None]:
+                raise MinisglError(failed[0])
             assert all(len(answer.token_ids) == options.tokens for answer in answers)
             return found
 
@@ -219,9 +221,7 @@ def grammar(options: Any, folder: Path) -> dict[str, Any]:
 
         try:
             return {"rows": 16, **turns("grammar", options.rounds, once)}
-        except AdmissionError as error:
-            if "no grammar backend is installed" not in str(error):
-                raise
+        except MinisglError as error:  # no backend is installed, or the engine refuses grammars
             return {"skipped": " ".join(str(error).split())}
 
 
