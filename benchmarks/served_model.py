@@ -46,9 +46,17 @@ def memory_mib() -> float:
     return sum(map(_proportional_mib, _descendants(os.getpid())))
 
 
-def cpu_seconds() -> list[float]:
-    """Processor time of each process that descends from this one, parents before their children."""
-    return list(map(_cpu_seconds, _descendants(os.getpid())))
+def cpu_seconds() -> tuple[float, float]:
+    """Processor time of the server that descends from this process: of its front, and of the processes behind it."""
+    (front,) = [process for process in _descendants(os.getpid()) if b"\0serve\0" in _command(process)]
+    return _cpu_seconds(front), sum(map(_cpu_seconds, _descendants(front)))
+
+
+def _command(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _cpu_seconds(process: int) -> float:
