@@ -1,11 +1,15 @@
-"""What ``serving.py`` measures with: a tiny model with a tokenizer, a server without any, and memory of processes."""
+"""What ``serving.py`` measures with: a tiny model with a tokenizer, a server without any, clients that leave, and
+what processes use.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
 import os
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -14,9 +18,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from minisgl_core.bench.model_folder import write_geometry
+from minisgl_core.bench.online.load import Request
+from minisgl_core.bench.online.measure import Target
 from minisgl_core.modelconfig.geometries import geometry
 
-__all__ = ["canned_server", "cpu_seconds", "memory_mib", "write_tiny_model"]
+__all__ = ["canned_server", "cpu_seconds", "idle", "leave", "memory_mib", "write_tiny_model"]
 
 EVENT = (
     b'data: {"object": "text_completion", "id": "cmpl-0123456789abcdef0123456789abcdef", "created": 1700000000, '
@@ -88,6 +94,38 @@ def _proportional_mib(process: int) -> float:
     except OSError:
         return 0.0
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+async def leave(target: Target, requests: Sequence[Request]) -> None:
+    """Open each stream, and close its connection at the first event."""
+    for some in _batches(requests, 50):
+        await asyncio.gather(*(_leave(target, one) for one in some))
+
+
+def _batches(items: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+async def _leave(target: Target, request: Request) -> None:
+    endpoint = target.endpoint
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    writer.write(target.encode(request))
+    await reader.readuntil(b"data: ")
+    writer.transport.abort()
+
+
+def idle(target: Target, within_s: float = 60.0) -> bool:
+    """Whether no request runs or waits, soon."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        with urllib.request.urlopen(f"{target.endpoint.url}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        counts = [float(line.split()[-1]) for line in lines if line.startswith("minisgl_num_requests_")]
+        if len(counts) >= 2 and not any(counts):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 @contextmanager

@@ -25,7 +25,6 @@ import math
 import statistics
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,7 +32,7 @@ from typing import Any
 
 import numpy as np
 from commandline import Parser, about, amount, keep, output, positive, run
-from served_model import canned_server, cpu_seconds, memory_mib, write_tiny_model
+from served_model import canned_server, cpu_seconds, idle, leave, memory_mib, write_tiny_model
 from tqdm import tqdm
 
 from minisgl_core.bench import make_workload
@@ -223,38 +222,6 @@ def grammar(options: Any, folder: Path) -> dict[str, Any]:
             return {"rows": 16, **turns("grammar", options.rounds, once)}
         except MinisglError as error:  # no backend is installed, or the engine refuses grammars
             return {"skipped": " ".join(str(error).split())}
-
-
-async def leave(target: Target, requests: Sequence[Request]) -> None:
-    """Open each stream, and close its connection at the first event."""
-    for some in _batches(requests, 50):
-        await asyncio.gather(*(_leave(target, one) for one in some))
-
-
-def _batches(items: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
-    for at in range(0, len(items), size):
-        yield items[at : at + size]
-
-
-async def _leave(target: Target, request: Request) -> None:
-    endpoint = target.endpoint
-    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
-    writer.write(target.encode(request))
-    await reader.readuntil(b"data: ")
-    writer.transport.abort()
-
-
-def idle(target: Target, within_s: float = 60.0) -> bool:
-    """Whether no request runs or waits, soon."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        with urllib.request.urlopen(f"{target.endpoint.url}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        counts = [float(line.split()[-1]) for line in lines if line.startswith("minisgl_num_requests_")]
-        if len(counts) >= 2 and not any(counts):
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def memory(options: Any, folder: Path) -> dict[str, Any]:

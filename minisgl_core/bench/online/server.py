@@ -30,6 +30,16 @@ _READY: Final = re.compile(r"ready: (http://\S+)/v1")
 DEFAULT_IDS: Final = 10_000
 """Every large vocabulary has as many token ids."""
 
+_CHILD: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: end as after SIGTERM when the parent is gone
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit(1)
+from minisgl_core.cli.app import main
+sys.exit(main())
+"""
+"""``minisgl`` for a child: arguments are the parent's process id, then those of the command."""
+
 ServerFacts = dict[str, Any]
 """``model``, ``vocab_size`` and ``server``: what it says of itself, None if it is no minisgl server"""
 
@@ -86,7 +96,7 @@ class _Child:
     """A process whose standard error is read all the time, so that it never waits for its reader."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "minisgl_core", "serve", "--port", "0", *arguments]
+        command = [sys.executable, "-c", _CHILD, str(os.getpid()), "serve", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.url = ""
         self.lines: list[str] = []

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from minisgl_core.bench.model_folder import write_geometry
 from minisgl_core.cli.app import main
+from minisgl_core.modelconfig.geometries import geometry
+from support.child_env import child_env
 from support.fake_server import FakeServer, Part, event, fake_server
 
 Capture = pytest.CaptureFixture[str]
@@ -116,6 +124,33 @@ def test_a_wrong_call_takes_one_line(name: str, capsys: Capture) -> None:
     assert main(["bench", "online", *arguments]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_a_server_ends_with_the_benchmark_that_started_it(tmp_path: Path) -> None:
+    model = ["--model", str(write_geometry(geometry("tiny"), tmp_path)), "--dummy-weights", "--device", "cpu"]
+    code = (
+        "import sys, time; from minisgl_core.bench.online.server import _Child;"
+        "print(_Child(sys.argv[1:]).process.pid, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, *model]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_env()) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    end = time.monotonic() + 60
+    while _runs(child) and time.monotonic() < end:
+        time.sleep(0.05)
+    survived = _runs(child)
+    if survived:
+        os.kill(child, signal.SIGKILL)
+    assert not survived
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_server_is_started_measured_and_stopped(tmp_path: Path, capsys: Capture) -> None:
