@@ -52,7 +52,15 @@ def command(settings: Settings) -> int:
         path = find_model(settings)
         name = own.served_model_name or path.name.removesuffix(".gguf")
         origins = tuple(origin.strip() for origin in own.cors_origins.split(",") if origin.strip())
-        options = ServerOptions(name, own.api_key, own.max_waiting, origins, page=own.page)
+        options = ServerOptions(
+            name,
+            own.api_key,
+            own.max_waiting,
+            origins,
+            request_timeout_s=own.request_timeout_s,
+            hung_step_s=own.hung_step_s,
+            page=own.page,
+        )
         _log_access()
         host, port = listener.getsockname()[:2]
         click.echo(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}, loading {name}", err=True)

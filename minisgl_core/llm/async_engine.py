@@ -86,6 +86,13 @@ class AsyncEngine:
             raise UsageError("the engine runs in a process of its own", remedy="read its `plan`, `limits` and `stats`")
         return self._transport.runner
 
+    def hanging(self, after_s: float) -> str | None:
+        """What the engine does, if it has not ended a step or answered a waiting call for ``after_s``; else None."""
+        silent, step = self._transport.silent_s, self._transport.running_step
+        if silent < after_s:
+            return None
+        return f"the engine has not answered for {silent:.0f} s" if step is None else f"{step}\n{step.stack}"
+
     def submit(self, prepared: Iterable[PreparedPrompt], call: Call) -> None:
         """Submit prompts of ``call``, which must not wait if there are none. Raises :class:`UsageError` when closed."""
         messages: list[Message] = []

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .channel import CLOSED
+from .process_messages import RunningStep
 
 if TYPE_CHECKING:
     from minisgl_core.scheduler import Message, TokenOuts
@@ -44,17 +49,35 @@ class EngineLoop:
 
     def __init__(self, runner: Runner, inbox: Inbox, outlet: Outlet[Any]) -> None:
         self._runner, self._inbox, self._outlet = runner, inbox, outlet
+        self._steps = 0
+        self._began: float | None = None
+        """When the step began that runs now, by ``time.monotonic``."""
+        self._thread = 0
 
     def run(self) -> None:
         """Step until closed. After a failed step all further requests fail with the same error."""
+        self._thread = threading.get_ident()
         while self._receive():
+            self._steps += 1
+            self._began = time.monotonic()
             try:
-                replies = self._outlet.deliver(self._runner.step())
+                outs = self._runner.step()
+                self._began = None
+                replies = self._outlet.deliver(outs)
             except BaseException as error:
+                self._began = None
                 self._outlet.fail(error)
                 continue
             for message in replies:
                 self._runner.post(message)
+
+    def running_step(self) -> RunningStep | None:
+        """The step that runs now, as another thread sees it; None between two steps."""
+        began, frame = self._began, sys._current_frames().get(self._thread)
+        if began is None or frame is None:
+            return None
+        stats, stack = self._runner.scheduler.stats, traceback.format_stack(frame)
+        return RunningStep(self._steps, time.monotonic() - began, stats.running, stats.waiting, "".join(stack))
 
     def _receive(self) -> bool:
         """Take the posted messages; without work wait for more. False = close."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from minisgl_core.errors import EngineError, MinisglError
 from minisgl_core.scheduler import TokenOuts
@@ -14,7 +14,7 @@ from minisgl_core.scheduler import TokenOuts
 from .channel import CLOSED, Channel
 from .child import GRACE_S, Child, end_child, exit_code, start_child
 from .engine_loop import EngineLoop
-from .process_messages import Failed, Ready, StartEngine, Step, apply_switches
+from .process_messages import Failed, Ready, RunningStep, StartEngine, Step, apply_switches
 from .runner import Runner
 from .transport import Transport
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .calls import Call, Router
 
 __all__ = ["EngineProcess", "run_engine"]
+
+WATCH_S: Final = 1.0
+"""How often a step that lasts is reported."""
 
 
 class EngineProcess(Transport[Ready]):
@@ -40,8 +43,11 @@ class EngineProcess(Transport[Ready]):
         self._child: Child | None = None
         self._closing = threading.Event()
         self._death: EngineError | None = None
-        self._waiting: dict[int, Call] = {}
-        """Calls whose messages may not have been processed, by their number."""
+        self._waiting: dict[int, tuple[Call, float]] = {}
+        """Calls whose messages may not have been processed, by their number, and since when they wait."""
+        self._answered_s = 0.0
+        """When the last step ended, by ``time.monotonic``."""
+        self._running_step: RunningStep | None = None
         self._numbers = count()
         ready = self._start()
         assert ready.facts is not None and ready.stats is not None
@@ -51,6 +57,15 @@ class EngineProcess(Transport[Ready]):
     def stats(self) -> SchedulerStats:
         return self._stats
 
+    @property
+    def running_step(self) -> RunningStep | None:
+        return self._running_step
+
+    @property
+    def silent_s(self) -> float:
+        waits = [since for _, since in list(self._waiting.values())]
+        return time.monotonic() - max(min(waits), self._answered_s) if waits else 0.0
+
     def why_closed(self) -> MinisglError:
         return self._death or super().why_closed()
 
@@ -58,7 +73,7 @@ class EngineProcess(Transport[Ready]):
         number = None
         if call is not None:
             number = next(self._numbers)
-            self._waiting[number] = call
+            self._waiting[number] = call, time.monotonic()
         assert self._channel is not None
         self._channel.send((messages, number))
 
@@ -99,15 +114,17 @@ class EngineProcess(Transport[Ready]):
         assert self._channel is not None
         while (message := self._channel.get()) is not CLOSED:
             if isinstance(message, Step):
-                self._stats = message.stats
+                self._stats, self._running_step, self._answered_s = message.stats, None, time.monotonic()
                 self._deliver(message, self._channel)
+            elif isinstance(message, RunningStep):
+                self._running_step = message
             else:
                 self._fail(message.error)
 
     def _deliver(self, step: Step, channel: Channel) -> None:
         for number in step.processed:
-            if (call := self._waiting.pop(number, None)) is not None:
-                self._router.wake_when_idle(call)
+            if (waiting := self._waiting.pop(number, None)) is not None:
+                self._router.wake_when_idle(waiting[0])
         replies = self._router.deliver(TokenOuts(step.parts))
         if step.idle:
             replies += self._router.on_idle()
@@ -123,7 +140,7 @@ class EngineProcess(Transport[Ready]):
 
     def _fail(self, error: BaseException) -> None:
         while self._waiting:
-            self._router.wake_when_idle(self._waiting.popitem()[1])
+            self._router.wake_when_idle(self._waiting.popitem()[1][0])
         self._router.fail(error)
 
     def _how_it_died(self, child: Child) -> EngineError:
@@ -151,9 +168,19 @@ def run_engine(channel: Channel) -> None:
     runner = Runner(start.config, start.tp_size, start.eos_token_ids)
     try:
         channel.send(Ready(runner.facts, runner.scheduler.stats))
-        EngineLoop(runner, channel, _Outlet(channel, runner)).run()
+        loop = EngineLoop(runner, channel, _Outlet(channel, runner))
+        threading.Thread(target=_report_long_steps, args=(loop, channel), name="minisgl-watch", daemon=True).start()
+        loop.run()
     finally:
         runner.close()
+
+
+def _report_long_steps(loop: EngineLoop, channel: Channel) -> None:
+    while True:
+        time.sleep(WATCH_S)
+        step = loop.running_step()
+        if step is not None and step.seconds >= WATCH_S:
+            channel.send(step)
 
 
 class _Outlet:

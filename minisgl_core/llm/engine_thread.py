@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from minisgl_core.scheduler import Message, SchedulerStats
 
     from .calls import Call, Router
+    from .process_messages import RunningStep
 
 __all__ = ["EngineThread"]
 
@@ -31,12 +32,22 @@ class EngineThread(Transport[Runner]):
         super().__init__(router)
         self._build_runner = build
         self._inbox: SimpleQueue[Item] = SimpleQueue()  # its put() may be interrupted by a finalizer that puts
+        self._loop: EngineLoop | None = None
         self.runner = self._start()
         self.facts: EngineFacts = self.runner.facts
 
     @property
     def stats(self) -> SchedulerStats:
         return self.runner.scheduler.stats
+
+    @property
+    def running_step(self) -> RunningStep | None:
+        return None if self._loop is None else self._loop.running_step()
+
+    @property
+    def silent_s(self) -> float:
+        step = self.running_step
+        return 0.0 if step is None else step.seconds
 
     def _put(self, messages: Sequence[Message], call: Call | None) -> None:
         self._inbox.put((messages, call))
@@ -50,7 +61,8 @@ class EngineThread(Transport[Runner]):
         return self._build_runner()
 
     def _serve(self, built: Runner) -> None:
-        EngineLoop(built, self._inbox, self._router).run()
+        self._loop = EngineLoop(built, self._inbox, self._router)
+        self._loop.run()
 
     def _end(self, built: Runner) -> None:
         while not self._inbox.empty():

@@ -374,6 +374,12 @@ class AsyncLLM(BaseLLM):
         await call.wait()
         call.raise_failure()
 
+    def hanging(self, after_s: float) -> str | None:
+        """None if the engine has answered or ended a step within ``after_s`` seconds. Otherwise a line that names the
+        step, with its stack below.
+        """
+        return self._engine.hanging(after_s)
+
     async def clear_cache(self) -> None:
         """Drop every cached prefix that no running request uses, on all ranks."""
         call = LoopCall()

@@ -2,7 +2,7 @@
 
 The front process sends the engine's process one :class:`StartEngine`, then an item (see
 :mod:`~minisgl_core.llm.engine_loop`) for each call. It answers :class:`Ready` with the facts, then a :class:`Step` for
-each step and whenever it becomes idle.
+each step and whenever it becomes idle, and reports a step that lasts with :class:`RunningStep`.
 
 Rank 0 sends each other rank one :class:`StartRank`, then for each step the tuple of that step's messages. A rank
 answers :class:`Imported`, then :class:`Ready`.
@@ -29,6 +29,7 @@ __all__ = [
     "Failed",
     "Imported",
     "Ready",
+    "RunningStep",
     "StartEngine",
     "StartRank",
     "Step",
@@ -91,6 +92,24 @@ class Step(NamedTuple):
     """Calls whose messages were applied before this step."""
     idle: bool
     """The engine has nothing left to do."""
+
+
+class RunningStep(NamedTuple):
+    """A step that has not ended yet, reported once per second from its first second on."""
+
+    number: int
+    seconds: float
+    """Since it began."""
+    running: int
+    """Requests in the batch."""
+    waiting: int
+    """Requests in the queue."""
+    stack: str
+    """Where the engine's thread is."""
+
+    def __str__(self) -> str:
+        counts = f"{self.running} requests run and {self.waiting} wait"
+        return f"step {self.number} of the engine has not ended for {self.seconds:.0f} s; {counts}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from minisgl_core.scheduler import Message, SchedulerStats
 
     from .calls import Call, Router
-    from .process_messages import EngineFacts
+    from .process_messages import EngineFacts, RunningStep
 
 __all__ = ["Transport"]
 
@@ -78,6 +78,16 @@ class Transport(ABC, Generic[T]):
     @abstractmethod
     def stats(self) -> SchedulerStats:
         """Rank 0's, as far as they are known."""
+
+    @property
+    @abstractmethod
+    def running_step(self) -> RunningStep | None:
+        """The step that runs now, if it is known."""
+
+    @property
+    @abstractmethod
+    def silent_s(self) -> float:
+        """How long the engine has neither ended a step nor answered a call that waits."""
 
     @abstractmethod
     def _put(self, messages: Sequence[Message], call: Call | None) -> None:

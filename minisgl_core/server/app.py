@@ -6,7 +6,7 @@ import asyncio
 import importlib.metadata
 import json
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from minisgl_core.tokenizer import Tokenizer
 
 __all__ = ["create_app"]
-
-HEALTHY_S: Final = 30.0
-"""The engine answers between two steps; the longest prefill pass takes less."""
 
 
 def create_app(state: ServerState, lifespan: StatelessLifespan[FastAPI] | None = None) -> FastAPI:
@@ -144,12 +141,7 @@ def _add_operations(app: FastAPI, state: ServerState, metrics: Metrics) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the engine answers. Status 503 if it does not."""
-        if state.llm is None:
-            raise APIError(503, "the model is being loaded")
-        try:
-            await asyncio.wait_for(state.llm.ping(), HEALTHY_S)
-        except TimeoutError:
-            raise APIError(503, f"the engine has not ended a step for {HEALTHY_S:.0f} s") from None
+        await state.check_health()
         return {"status": "ok"}
 
     @app.get("/ready")

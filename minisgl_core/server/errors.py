@@ -14,11 +14,12 @@ from minisgl_core.errors import AdmissionError, MinisglError, UsageError, neares
 
 from .schema import NEUTRAL, UNSUPPORTED, ChatBody, CompletionBody
 
-__all__ = ["APIError", "add_handlers", "error_body", "from_engine"]
+__all__ = ["APIError", "add_handlers", "error_body", "from_engine", "timed_out"]
 
 _TYPES: Final = {
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
@@ -51,6 +52,12 @@ def error_body(error: APIError) -> dict[str, Any]:
     """As JSON data."""
     kind = _TYPES.get(error.status_code, "invalid_request_error")
     return {"error": {"message": error.detail, "type": kind, "param": error.param, "code": error.code}}
+
+
+def timed_out() -> APIError:
+    """The error of a request whose time is up. Without the header OpenAI's clients send it again at once."""
+    headers = {"x-should-retry": "false"}
+    return APIError(408, "the time for this request is up", code="request_timeout", headers=headers)
 
 
 def from_engine(error: BaseException) -> APIError:

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
-from .errors import APIError
+from .errors import APIError, timed_out
 from .parsed import ParsedChatShape
 from .parsing import AnswerParser, facts_of
 from .render import ChatShape, CompletionShape, usage
@@ -131,6 +131,7 @@ class _Generation:
         self._request, self._state, self._metrics = request, state, metrics
         self._shape, self._prepared, self._includes_usage = shape, prepared, body.includes_usage
         self._so_far = _usage_so_far(prepared, 0) if body.continuous_usage else None
+        self._deadline = _deadline(body.timeout, state.options.request_timeout_s)
         self._id = request.state.request_id
         self._sequences = sum(prompt.params.n for prompt in prepared)
         self._head = {
@@ -146,7 +147,10 @@ class _Generation:
             streams = [llm.open(one) for one in self._prepared]
             timing.open(streams, self._sequences)
             try:
-                await unless_gone(_read_all(streams, timing), self._request.receive)
+                async with asyncio.timeout_at(self._deadline):
+                    await unless_gone(_read_all(streams, timing), self._request.receive)
+            except TimeoutError:
+                raise timed_out() from None
             except ClientGone:
                 return Response(status_code=499)
             except asyncio.CancelledError:
@@ -164,7 +168,7 @@ class _Generation:
 
     def stream(self, llm: AsyncLLM) -> Response:
         """Chunks as they come."""
-        return EventStream(self._events(llm), self._state.options.stalled_s)
+        return EventStream(self._events(llm), self._state.options.stalled_s, self._deadline)
 
     async def _events(self, llm: AsyncLLM) -> AsyncGenerator[dict[str, Any]]:
         with self._state.admit(self._id, self._sequences), self._metrics.request() as timing:
@@ -234,6 +238,12 @@ _Choices = Callable[[Sequence["Completion"], Any], list[dict[str, Any]]]
 async def _read_all(streams: list[AsyncStream], timing: Timing) -> None:
     async for which, chunk in merge(list(streams)):
         timing.chunk(which, chunk)
+
+
+def _deadline(wanted: float | None, allowed: float) -> float | None:
+    """By the event loop's clock. ``allowed``: 0 = any time."""
+    limits = [limit for limit in (wanted, allowed) if limit]
+    return asyncio.get_running_loop().time() + min(limits) if limits else None
 
 
 def _usage_so_far(prepared: Sequence[PreparedPrompt], generated: int) -> dict[str, int]:

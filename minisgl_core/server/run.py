@@ -19,7 +19,7 @@ import uvicorn
 from minisgl_core.errors import UsageError
 
 from .app import create_app
-from .state import ServerOptions, ServerState
+from .state import STALLED_S, ServerOptions, ServerState
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bind", "raise_open_files", "serve"]
 
+log = logging.getLogger("minisgl.server")
 BACKLOG: Final = 2048
 WATCH_S: Final = 1.0
 """Between two looks at the engine"""
@@ -42,6 +43,8 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have it too: the system closes one whose client is stalled
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * STALLED_S))
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -163,14 +166,26 @@ class _Loading:
 
     async def _watch(self) -> None:
         """A process that dies, or a step that fails, ends the server: no later request can be answered."""
+        named = False
         while True:
             await asyncio.sleep(WATCH_S)
-            if self._state.llm is not None:
-                try:
-                    await self._state.llm.ping()
-                except Exception as error:
-                    self._fail(error)
-                    return
+            try:
+                if self._llm is not None:
+                    await asyncio.wait_for(self._llm.ping(), WATCH_S)
+                named = False
+            except TimeoutError:
+                named = named or self._name_hung_step()
+            except Exception as error:
+                self._fail(error)
+                return
+
+    def _name_hung_step(self) -> bool:
+        """Log a step that hangs; return whether one does."""
+        assert self._llm is not None
+        if (hanging := self._llm.hanging(self._state.options.hung_step_s)) is None:
+            return False
+        log.error("%s", hanging)
+        return True
 
     def _fail(self, error: BaseException) -> None:
         self.failure, self._state.draining = error, True

@@ -127,6 +127,8 @@ class GenerationBody(Body):
     priority: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Seconds from the request's arrival after which it is ended with status 408."""
     user: str | None = None
     """Written to the access log; the answer does not depend on it."""
 

@@ -9,15 +9,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from minisgl_core.errors import MinisglError
+
 from .errors import APIError
 from .parsing import Parsers
 
 if TYPE_CHECKING:
     from minisgl_core.llm import AsyncLLM
 
-__all__ = ["ServerOptions", "ServerState"]
+__all__ = ["STALLED_S", "ServerOptions", "ServerState"]
 
 RETRY_AFTER_S = 1
+STALLED_S = 60.0
+ANSWER_S = 1.0
+"""An engine that is not in a long step answers within this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,11 @@ class ServerOptions:
     """Requests that may wait for a place in a batch; more are answered with status 429."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins may call the server; ``*`` = of all."""
-    stalled_s: float = 60.0
+    request_timeout_s: float = 0.0
+    """A request that takes longer is ended; 0: none is."""
+    hung_step_s: float = 60.0
+    """The engine is not healthy once one of its steps has lasted as long."""
+    stalled_s: float = STALLED_S
     """A client that reads nothing of its stream for as long is given up."""
     page: bool = True
     """Serve the page at ``/``."""
@@ -83,6 +92,20 @@ class ServerState:
                 param="model",
                 code="model_not_found",
             )
+
+    async def check_health(self) -> None:
+        """Raise :class:`APIError` with status 503 unless the engine answers, or has been in its step for a short time
+        only.
+        """
+        if self.llm is None:
+            raise APIError(503, "the model is being loaded")
+        try:
+            await asyncio.wait_for(self.llm.ping(), ANSWER_S)
+        except MinisglError as error:
+            raise APIError(503, error.headline) from error
+        except TimeoutError:
+            if (hanging := self.llm.hanging(self.options.hung_step_s)) is not None:
+                raise APIError(503, hanging.partition("\n")[0], code="hung_step") from None
 
     @contextmanager
     def admit(self, request_id: str, sequences: int) -> Iterator[None]:

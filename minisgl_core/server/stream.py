@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import Response
 
-from .errors import APIError, error_body, from_engine
+from .errors import APIError, error_body, from_engine, timed_out
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -52,23 +52,27 @@ class EventStream(Response):
     """Sends each object of ``events`` as an event, named by its ``type`` if it has one; else ``[DONE]`` ends them.
 
     A client that goes away, or reads nothing for ``stalled_s`` seconds, cancels the work behind the
-    events. The engine does not wait for a slow client: all that comes in the meantime is its next event.
+    events; so does the ``deadline``, by the event loop's clock. The engine does not wait for a slow client: all that
+    comes in the meantime is its next event.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any]], stalled_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[dict[str, Any]], stalled_s: float, deadline: float | None) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._stalled_s = events, stalled_s
+        self._events, self._stalled_s, self._deadline = events, stalled_s, deadline
         self._started = False
         self._done = DONE
+        self._sending_since: float | None = None
+        """Set while the client takes a part of the answer, by the event loop's clock."""
+        self._stalled = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
         try:
             await unless_gone(self._send_all(send), receive)
-        except ClientGone:
+        except (ClientGone, _Stalled):
             pass
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -78,34 +82,63 @@ class EventStream(Response):
             await self._end(send, _event(error_body(APIError(499, "the request was aborted", code="aborted"))))
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            # A failure before the first event, such as a full queue, has a status of its own.
-            first = await anext(events)
-            self._started = True
-            if "type" in first:
-                self._done = b""  # the last of named events says itself that it is
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            try:
-                await self._send(send, _event(first))
+        sender = asyncio.current_task()
+        assert sender is not None
+        self._watch(sender)
+        try:
+            async with aclosing(self._events) as events:
+                last = await self._send_events(send, events)
+            await self._end(send, last)
+        finally:
+            self._timer.cancel()
+
+    async def _send_events(self, send: Send, events: AsyncGenerator[dict[str, Any]]) -> bytes:
+        """Returns the event of the error that ended them, if any."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
                 async for event in events:
+                    if not self._started:
+                        self._started = True
+                        if "type" in event:
+                            self._done = b""  # the last of named events says itself that it is
+                        head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                        await send(head)
                     await self._send(send, _event(event))
-            except _Stalled:
-                return
-            except Exception as error:
-                await self._end(send, _event(error_body(from_engine(error))))
-                return
-        await self._end(send)
+        except _Stalled:
+            raise
+        except Exception as error:
+            known = timed_out() if isinstance(error, TimeoutError) else from_engine(error)
+            if not self._started:  # such as a full queue: it has a status of its own
+                raise known from error
+            return _event(error_body(known))
+        return b""
 
     async def _end(self, send: Send, last: bytes = b"") -> None:
         await self._send(send, last + self._done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
-        sent = send({"type": "http.response.body", "body": data, "more_body": True})
+        """Raises :class:`_Stalled`. One timer per stream looks at it now and then, instead of one per chunk."""
+        self._sending_since = asyncio.get_running_loop().time()
         try:
-            await asyncio.wait_for(sent, self._stalled_s)
-        except TimeoutError as error:
-            raise _Stalled from error
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        except asyncio.CancelledError:
+            if not self._stalled:
+                raise
+            raise _Stalled from None
+        self._sending_since = None
+
+    def _watch(self, sender: asyncio.Task[None]) -> None:
+        """Cancel a send that lasts."""
+        loop, since = asyncio.get_running_loop(), self._sending_since
+        now = loop.time()
+        if sender.done():
+            return
+        if since is not None and now - since >= self._stalled_s:
+            self._stalled = True
+            sender.cancel()
+            return
+        self._timer = loop.call_at((now if since is None else since) + self._stalled_s, self._watch, sender)
 
 
 class _Stalled(Exception):

@@ -107,6 +107,12 @@ class ServerSettings(_Section):
     cors_origins: Text = Field(
         default="", description="origins of web pages that may call the server, separated by commas; * = all"
     )
+    request_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="longest time of a request in seconds, its wait included; 0 = no limit"
+    )
+    hung_step_s: Annotated[float, Field(gt=0)] = Field(
+        default=60.0, description="seconds after which a step that has not ended makes /health answer 503"
+    )
     page: bool = Field(default=True, description="serve a page to chat and to watch the engine at /")
 
 

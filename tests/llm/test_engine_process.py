@@ -104,10 +104,28 @@ def model_copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ensure_checkpoint("q3-text"), tmp_path / "model"))
 
 
+def test_a_process_that_does_not_run_is_noticed(llm: ProcessLLM) -> None:
+    async def main() -> None:
+        assert llm.hanging(0.5) is None
+        os.kill(pid_of(llm), signal.SIGSTOP)
+        try:
+            asked = asyncio.ensure_future(llm.ping())
+            await asyncio.sleep(1.0)
+            assert (llm.hanging(0.5) or "").startswith("the engine has not answered for")
+        finally:
+            os.kill(pid_of(llm), signal.SIGCONT)
+        await asked
+        assert llm.hanging(0.5) is None
+
+    asyncio.run(main())
+
+
 SABOTAGE = """
+import time
 from minisgl_core.engine import Engine
 
 def broken(*_):
+    time.sleep(3)
     raise RuntimeError("broken on purpose")
 
 Engine.launch = broken
@@ -118,8 +136,23 @@ def test_a_step_that_fails_fails_every_call(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE)  # read by the engine's interpreter
     monkeypatch.syspath_prepend(tmp_path)
     llm = ProcessLLM(ensure_checkpoint("q3-text"), **SHARED)
-    with pytest.raises(RuntimeError, match="broken on purpose"):
-        asyncio.run(llm.generate([[1, 2, 3]], GREEDY))
+
+    async def use() -> str:
+        answer = asyncio.ensure_future(llm.generate([[1, 2, 3]], GREEDY))
+        asked = asyncio.ensure_future(llm.ping())
+        said = None
+        while not answer.done():
+            await asyncio.sleep(0.1)
+            said = llm.hanging(1.0) or said
+        with pytest.raises(RuntimeError, match="broken on purpose"):
+            await answer
+        with pytest.raises((RuntimeError, EngineError), match="broken on purpose"):
+            await asked
+        assert said is not None
+        return said
+
+    said = asyncio.run(use())
+    assert said.startswith("step 1 of the engine has not ended for") and "in broken" in said
     for call in (llm.generate([[1, 2, 3]], GREEDY), llm.ping(), llm.clear_cache()):
         with pytest.raises(EngineError, match="the engine has stopped after an error: broken on purpose"):
             asyncio.run(call)  # type: ignore[arg-type]

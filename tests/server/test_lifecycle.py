@@ -119,6 +119,8 @@ def test_a_second_interrupt_does_not_wait(model: Path) -> None:
     with server(model, "--served-model-name", "tiny") as process:
         url = process.url()
         processes = tree(process.process.pid)
+        (files,) = re.findall(r"Max open files +(\S+) +(\S+)", Path(f"/proc/{processes[0]}/limits").read_text())
+        assert files[0] == files[1], "as many as the system allows"
         request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as unfinished:
             unfinished.sendall(request)  # its body does not come: it would be waited for
