@@ -171,7 +171,7 @@ def test_every_setting_of_the_engine_can_be_reached() -> None:
         "record_max_mb": "--record-max-mb",
         "shadow": "[backends.shadow]",
     }
-    of_programs = {"plan", "progress", "cuda_graph_modes", "observer"}
+    of_programs = {"plan", "progress", "cuda_graph_modes", "observer", "distributed_host"}
     assert known - by_other_names.keys() - of_programs == EngineSettings.model_fields.keys() - {"tp_size"}
 
 
