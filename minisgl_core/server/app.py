@@ -22,6 +22,7 @@ from .metrics import Metrics
 from .responses_body import ResponsesBody
 from .schema import AbortBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from .state import ServerState
+from .strict import StrictRoute
 from .view import add_view
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def create_app(state: ServerState, lifespan: StatelessLifespan[FastAPI] | None =
         docs_url=None,  # they load scripts from elsewhere; the page has a list of routes
         redoc_url=None,
     )
+    app.router.route_class = StrictRoute
     metrics = Metrics(state)
     add_handlers(app)
     if state.options.cors_origins:
@@ -133,7 +135,9 @@ def _add_tokens(app: FastAPI, state: ServerState) -> None:
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
         """The text of token ids."""
         state.check_name(body.model)
-        own = tokenizer()
+        own, size = tokenizer(), state.need_model().vocab_size
+        if (beyond := max(body.tokens, default=0)) >= size:
+            raise APIError(400, f"token id {beyond!s:.20} is not one of {size}", param="tokens")
         return {"prompt": await call(lambda: own.decode(body.tokens))}
 
 

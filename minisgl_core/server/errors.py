@@ -80,6 +80,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(MinisglError, _engine_error)
+    app.add_exception_handler(Exception, _engine_error)  # a fault of our own, which is logged as well
 
 
 def _answer(error: APIError) -> JSONResponse:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from .body import Body
+from .body import Body, TemplateVariables
 from .schema import ChatBody, GenerationBody
 from .tools import FunctionName, NamedTool, Tool, check_tools
 
@@ -62,7 +62,7 @@ class ResponsesBody(GenerationBody):
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
     """Returned as it is."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ResponsesBody:

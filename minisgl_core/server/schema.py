@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from minisgl_core.core import SamplingParams
 
-from .body import Body
+from .body import Body, Stops, TemplateVariables
 from .response_format import ResponseFormat, StructuredOutputs, grammar_of
 from .tools import NamedTool, Tool, check_tools
 
@@ -93,6 +93,8 @@ _SAMPLING = (
 )
 """Fields that SamplingParams has under the same names, with the same defaults."""
 
+MAX_DIGITS = 18
+"""Of a token id"""
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -118,7 +120,7 @@ class GenerationBody(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Stops | None = None
     stop_token_ids: list[TokenId] | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
@@ -183,7 +185,11 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 def _biases(given: dict[str, float] | None) -> dict[Any, float]:
     """JSON has no numbers as keys; what is no number is left for SamplingParams to refuse."""
-    return {int(key) if key.isdecimal() else key: value for key, value in (given or {}).items()}
+    return {int(key) if _is_id(key) else key: value for key, value in (given or {}).items()}
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdecimal() and len(key) <= MAX_DIGITS
 
 
 class CompletionBody(GenerationBody):
@@ -220,7 +226,7 @@ class ChatBody(GenerationBody):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -261,7 +267,7 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:

@@ -39,7 +39,7 @@ def normalised(messages: Iterable[Any], *, keep_null_content: bool) -> list[dict
 def _normalised(message: Any, keep_null_content: bool) -> dict[str, Any]:
     fields = _fields(message)
     if not isinstance(fields, Mapping) or not isinstance(fields.get("role"), str):
-        raise refusal(f"message {message!r} has no role", message)
+        raise refusal(f"message {message!r:.80} has no role", message)
     plain = {key: value for key, value in fields.items() if value is not None}
     if keep_null_content and "content" in fields:
         plain["content"] = fields["content"]
@@ -47,6 +47,8 @@ def _normalised(message: Any, keep_null_content: bool) -> dict[str, Any]:
         del plain["tool_calls"]
     if isinstance(plain.get("content"), Sequence) and not isinstance(plain["content"], str):
         plain["content"] = "".join(map(_part_text, plain["content"]))
+    elif not isinstance(plain.get("content", ""), str | None):
+        raise refusal(f"message content is {plain['content']!r:.80}", message, "give a text or a list of parts")
     if isinstance(plain.get("tool_calls"), Sequence):
         plain["tool_calls"] = [_with_arguments(call) for call in plain["tool_calls"]]
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
@@ -107,7 +109,7 @@ def _part_text(part: Any) -> str:
         return part
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    raise refusal(f"message content holds {part!r}", part, "only parts of type text are supported")
+    raise refusal(f"message content holds {part!r:.80}", part, "only parts of type text are supported")
 
 
 class FinalMessage:

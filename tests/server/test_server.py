@@ -70,7 +70,7 @@ def test_fields_that_routers_add_change_nothing(served: Served, path: str) -> No
         ({"prompt": ["good", ""]}, 400, "prompt 1: the prompt is empty"),
         ({"prompt": [999_999]}, 400, "token id 999999"),
         ({"prompt": "x", "temperature": "1"}, 400, "`temperature`"),
-        (b'{"prompt": "x", "temperature": NaN}', 400, "`temperature`"),
+        (b'{"prompt": "x", "temperature": NaN}', 400, "NaN is no number"),
         ({"prompt": "x", "seed": 2**70}, 400, "`seed`"),
         ({"prompt": "x", "stop": [1]}, 400, "`stop`: give a text or a list of texts"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "`logit_bias`"),

@@ -193,8 +193,6 @@ def test_tools_need_a_parser_and_a_template(scripted: Callable[..., ScriptedLLM]
     with serving(without) as server, pytest.raises(BadRequestError, match=r"--backend parser.tools=NAME"):  # type: ignore[arg-type]
         ask(server.client)
     llm.says("x")
-    silent = {
-        "extra_body": {"chat_template_kwargs": {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}}
-    }
+    llm.tokenizer.chat_template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
     with serving(llm) as server, pytest.raises(BadRequestError, match="does not read `tools`"):  # type: ignore[arg-type]
-        ask(server.client, **silent)
+        ask(server.client)
