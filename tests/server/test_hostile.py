@@ -1,4 +1,4 @@
-"""Malformed, huge and hostile bodies: each is the client's error, in OpenAI's shape, and costs nobody else anything."""
+"""Malformed, huge and hostile bodies: each is its client's error, in OpenAI's shape, and harms no other request."""
 
 from __future__ import annotations
 
