@@ -21,7 +21,7 @@ __all__ = ["SETTINGS", "argument_hint", "engine_config", "refuse_unknown_argumen
 
 _INSTRUMENTATION: Final = frozenset(field.name for field in fields(Instrumentation))
 SETTINGS: Final = _INSTRUMENTATION | (
-    {field.name for field in fields(EngineConfig)} - {"model_path", "tp_info", "distributed_host", "dtype"}
+    {field.name for field in fields(EngineConfig)} - {"model_path", "tp_info", "dtype"}
 )
 """The names that an LLM's ``settings`` may have. It sets the other fields of EngineConfig itself."""
 
