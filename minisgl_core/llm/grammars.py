@@ -31,26 +31,23 @@ class GrammarQueue:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._waiting: dict[int, tuple[NewReq, Future[Any]]] = {}
-        """By uid"""
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        self.waiting: dict[int, tuple[NewReq, Future[Any]]] = {}
+        """By uid; read in every step"""
 
     def holds(self, message: Message) -> bool:
         """Take a request with a grammar. A message that ends one that waits here removes it."""
         if isinstance(message, NewReq) and isinstance(message.params.grammar, Grammar):
-            self._waiting[message.uid] = message, self._grammars.prepare(message.params.grammar)
+            self.waiting[message.uid] = message, self._grammars.prepare(message.params.grammar)
             return True
-        return isinstance(message, Abort) and self._waiting.pop(message.uid, None) is not None
+        return isinstance(message, Abort) and self.waiting.pop(message.uid, None) is not None
 
     def ready(self) -> tuple[list[Message], list[TokenOut]]:
         """Requests whose grammar is compiled, in their order, and the ends of those whose grammar failed."""
         ready: list[Message] = []
         failed: list[TokenOut] = []
-        for uid, (message, compiled) in list(self._waiting.items()):
+        for uid, (message, compiled) in list(self.waiting.items()):
             if compiled.done():
-                del self._waiting[uid]
+                del self.waiting[uid]
                 if (error := compiled.exception()) is None:
                     ready.append(message)
                 else:
@@ -60,4 +57,4 @@ class GrammarQueue:
 
     def wait(self, timeout_s: float) -> None:
         """Until one of them is ready, if there is nothing else to do."""
-        wait([compiled for _, compiled in self._waiting.values()], timeout_s, FIRST_COMPLETED)
+        wait([compiled for _, compiled in self.waiting.values()], timeout_s, FIRST_COMPLETED)

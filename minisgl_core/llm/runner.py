@@ -16,7 +16,7 @@ from minisgl_core.grammar import Grammars
 from minisgl_core.modelconfig import read_model_config
 from minisgl_core.registry import Choice, Plan
 from minisgl_core.registry.records import CORE
-from minisgl_core.scheduler import Message, Scheduler, TokenOut, TokenOuts
+from minisgl_core.scheduler import Message, NewReq, Scheduler, TokenOut, TokenOuts
 
 from .child import GRACE_S
 from .grammars import GrammarQueue, grammar_facts
@@ -76,11 +76,12 @@ class Runner:
     @property
     def has_work(self) -> bool:
         """False when a step would do nothing."""
-        return bool(self._messages or self._held) or self.scheduler.has_work
+        return bool(self._messages or self._held.waiting) or self.scheduler.has_work
 
     def post(self, message: Message) -> None:
         """Apply ``message`` on all ranks before the next step."""
-        if not self._held.holds(message):
+        constrained = isinstance(message, NewReq) and message.params.grammar is not None
+        if not ((constrained or self._held.waiting) and self._held.holds(message)):
             self._messages.append(message)
 
     def step(self) -> TokenOuts:
@@ -93,7 +94,7 @@ class Runner:
             ) from self._failure
         messages, self._messages = self._messages, []
         failed: list[TokenOut] = []
-        if self._held:
+        if self._held.waiting:
             if not (messages or self.scheduler.has_work):
                 self._held.wait(_HELD_S)
             ready, failed = self._held.ready()

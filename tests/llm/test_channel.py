@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,6 +19,18 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
     yield ours, theirs
     ours.free()
     theirs.free()
+
+
+@contextmanager
+def receiving(ours: Channel, theirs: Channel) -> Iterator[None]:
+    """A thread receives from ``ours`` until the other end is closed, as it is at the end."""
+    thread = threading.Thread(target=ours.get)
+    thread.start()
+    try:
+        yield
+    finally:
+        theirs.close()
+        thread.join(60)
 
 
 def test_messages_arrive_whole_and_in_order(pair: tuple[Channel, Channel]) -> None:
@@ -38,10 +51,9 @@ def test_a_sender_does_not_wait_for_a_reader_and_loses_nothing(pair: tuple[Chann
     received: list[np.ndarray] = []
     reader = threading.Thread(target=lambda: received.extend(theirs.get() for _ in sent))
     reader.start()
-    threading.Thread(target=ours.get, daemon=True).start()  # whichever thread receives sends the rest
-    reader.join(60)
+    with receiving(ours, theirs):  # whichever thread receives sends the rest
+        reader.join(60)
     assert [int(message[-1]) for message in received] == list(range(50))
-    theirs.close()
 
 
 def test_threads_that_send_at_once_do_not_mix_their_messages(pair: tuple[Channel, Channel]) -> None:
@@ -54,13 +66,12 @@ def test_threads_that_send_at_once_do_not_mix_their_messages(pair: tuple[Channel
     threads = [threading.Thread(target=send, args=(thread,)) for thread in range(4)]
     for thread in threads:
         thread.start()
-    threading.Thread(target=ours.get, daemon=True).start()
-    received = [theirs.get() for _ in range(800)]
+    with receiving(ours, theirs):
+        received = [theirs.get() for _ in range(800)]
     for thread in threads:
         thread.join(60)
     for which in range(4):
         assert [number for thread, number, _ in received if thread == which] == list(range(200))
-    theirs.close()
 
 
 def test_what_was_sent_is_received_before_the_end(pair: tuple[Channel, Channel]) -> None:
