@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ class Pieces:
     def __init__(self) -> None:
         self._held = ""
 
-    def new_decoder(self, prompt: Sequence[int]) -> Pieces:
+    def new_decoder(self, prompt: Sequence[int], shown: Collection[int] = ()) -> Pieces:
         return Pieces()
 
     def special_text(self, token: int) -> str | None:
