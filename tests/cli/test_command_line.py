@@ -22,6 +22,8 @@ sys.exit(code)
 """
 
 
+LONGEST_S = 1.0
+"""Of processor time: twice what is needed, since other processes slow each core down. Importing torch takes longer."""
 pytestmark = pytest.mark.usefixtures("no_settings")
 
 
@@ -34,9 +36,9 @@ def test_help_and_plugins_import_nothing_heavy_and_answer_at_once(arguments: lis
         heavy, seconds = done.stderr.strip().splitlines()[-2:]
         assert heavy == "heavy []"
         best = min(best, float(seconds.partition(" ")[2]))
-        if best < 0.45:
+        if best < LONGEST_S:
             break
-    assert best < 0.45, "processor time; the interpreter itself needs another 0.03 s"
+    assert best < LONGEST_S
 
 
 def test_no_command_and_help_list_every_command(capsys: pytest.CaptureFixture[str]) -> None:
