@@ -29,7 +29,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], list[str]]:
     def give(given: object) -> list[str]:
         called: list[str] = []
 
-        def ask(self: Sandbox, request: dict[str, str]) -> object:
+        def ask(self: Sandbox, request: dict[str, str], timeout_s: float) -> object:
             called.append(request["call"])
             if isinstance(given, Exception):
                 raise given
