@@ -75,6 +75,13 @@ def test_a_variable_of_kubernetes_would_end_the_server(monkeypatch: pytest.Monke
     assert "MINISGL_PORT" in str(result.exception)
 
 
+def test_metrics_that_are_named_exist() -> None:
+    listed = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "serve.md").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"`(minisgl_\w+)`", PAGE))
+    assert named
+    assert named <= listed
+
+
 def test_the_selector_finds_the_pods(manifests: dict[str, Any]) -> None:
     labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert manifests["Service"]["spec"]["selector"] == labels
