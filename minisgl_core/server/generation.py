@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["answer_chat", "answer_completion", "answer_response"]
 
 LONG_TEXT = 1 << 14
-"""Characters; the event loop would wait too long for the token ids of a longer text."""
+"""Characters or token ids; the event loop would wait too long until a longer text is encoded and checked."""
 
 
 async def answer_completion(request: Request, body: CompletionBody, state: ServerState, metrics: Metrics) -> Response:
@@ -45,7 +45,8 @@ async def answer_completion(request: Request, body: CompletionBody, state: Serve
     if body.stream and body.echo:
         raise APIError(400, "`echo` is given with `stream`; leave one of them out", param="echo")
     prompts = body.prompts
-    size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    state.check_room(len(prompts))  # before they are encoded
+    size = sum(map(len, prompts))
     prepared = await _run(lambda: llm.prepare(prompts, body.params(), priority=body.priority or 0), body, size)
     generation = _Generation(request, state, metrics, CompletionShape(), prepared, body)
     if body.stream:

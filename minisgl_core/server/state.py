@@ -107,11 +107,9 @@ class ServerState:
             if (hanging := self.llm.hanging(self.options.hung_step_s)) is not None:
                 raise APIError(503, hanging.partition("\n")[0], code="hung_step") from None
 
-    @contextmanager
-    def admit(self, request_id: str, sequences: int) -> Iterator[None]:
-        """For as long as a request waits or runs. Raises :class:`APIError` with status 429 if too many wait."""
-        llm = self.need_model()
-        most = llm.engine_config.max_running_req + self.options.max_waiting
+    def check_room(self, sequences: int) -> None:
+        """Raise :class:`APIError` with status 429 if there is no place for this many sequences more."""
+        most = self.need_model().engine_config.max_running_req + self.options.max_waiting
         if self.admitted + sequences > most:
             raise APIError(
                 429,
@@ -119,6 +117,11 @@ class ServerState:
                 code="too_many_requests",
                 headers={"retry-after": str(RETRY_AFTER_S)},
             )
+
+    @contextmanager
+    def admit(self, request_id: str, sequences: int) -> Iterator[None]:
+        """For as long as a request waits or runs. Raises :class:`APIError` with status 429 if too many wait."""
+        self.check_room(sequences)
         if request_id in self.running:
             raise APIError(400, f"a request with the id {request_id!r} is running", param="x-request-id")
         task = asyncio.current_task()

@@ -14,6 +14,7 @@ from minisgl_core.llm import LLM
 from support.http_server import Served
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 LONE = "\\ud800"
 """Half a surrogate pair, which JSON can write and UTF-8 cannot"""
 
@@ -152,3 +153,11 @@ def test_what_is_no_http_ends_its_own_connection_alone(served: Served, request_h
     finally:
         connection.close()
     assert httpx.get(served.url + "/health").status_code == 200
+
+
+def test_prompts_beyond_the_queue_are_refused_before_they_are_encoded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.llm, "prepare", lambda *_, **__: pytest.fail("they were encoded"))
+    answer = httpx.post(served.url + COMPLETIONS, content=text(prompt=["x"] * 20_000), headers=JSON, timeout=60)
+    assert answer.status_code == 429, answer.text
